@@ -7,9 +7,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CLASSES := $(VENV)/.prepared
 # Three processes have about the same work: the simulator's worlds; what is of the data plane and of
-# clients, and the fuzzing; and the rest. The worlds need a processor and nothing else: `make test` has
-# them LATER, beside the integration tests, which wait.
+# clients, and the fuzzing; and the rest. The worlds need processors and nothing else: `make test` has
+# them LATER, beside the integration tests, which wait. Those come first where both could run: a
+# broker that has to wait for a processor is taken for one that is gone.
 WORLDS := $(addprefix tests/simulation/test_,seeds.py mutants.py plane.py losses.py moves.py)
 PLANE := $(addprefix tests/unit/,fuzz indexer_sim projector_sim language cli client embedded)
 LATER :=
@@ -33,15 +35,16 @@ help: ## List the targets
 run: java $(STAMP) ## Run a whole cluster in the foreground; Ctrl-C stops it (ARGS="--nodes 5")
 	@exec $(BIN)/indexctl run $(ARGS)
 
-test: java quick ## Everything: the quick checks, then tests with a real broker (JOBS=3; ARGS for pytest)
+test: java $(CLASSES) quick ## Everything: the quick checks, then tests with a real broker (JOBS=3; ARGS for pytest)
 	@echo "integration tests, in $(JOBS) processes, and the simulator's worlds beside them"
 	@set +e; out=$$(mktemp); worlds=; trap 'exit 130' INT; \
 	trap 'kill $$worlds 2> /dev/null; rm -f "$$out"' EXIT; \
-	$(BIN)/pytest -q -p no:cacheprovider $(LATER) > "$$out" 2>&1 & worlds=$$!; \
+	nice -n 5 $(BIN)/pytest -q -n 2 --dist loadfile -p no:cacheprovider $(LATER) \
+	    > "$$out" 2>&1 & worlds=$$!; \
 	$(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 15 \
 	    --ignore tests/unit --ignore tests/simulation $(ARGS); tests=$$?; \
 	wait $$worlds; failed=$$?; worlds=; \
-	if [ $$failed = 0 ]; then tail -n 1 "$$out"; else echo "--- simulation failed:"; cat "$$out"; fi; \
+	if [ $$failed = 0 ]; then tail -n 2 "$$out"; else echo "--- simulation failed:"; cat "$$out"; fi; \
 	exit $$(( tests || failed ))
 
 test: LATER := $(WORLDS)
@@ -69,19 +72,19 @@ quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simula
 	for one in simulation plane; do [ "$${!one}" != 0 ] || tail -n 1 "$$out/$$one"; done; \
 	exit $$(( lint || types || tests || simulation || plane ))
 
-bench: java $(STAMP) ## Run the benchmarks on this machine
+bench: java $(CLASSES) ## Run the benchmarks on this machine
 	@exec $(BIN)/python -m benchmarks $(ARGS)
 
 simulate: $(STAMP) ## Run the simulator over many seeds (SEEDS=1000)
 	@exec $(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
 
-chaos: java $(STAMP) ## Inject faults into a real cluster, and fuzz (ROUNDS=10 FUZZ_SECONDS=20; ARGS="--brokers 3")
+chaos: java $(CLASSES) ## Inject faults into a real cluster, and fuzz (ROUNDS=10 FUZZ_SECONDS=20; ARGS="--brokers 3")
 	@$(BIN)/python -m tests.faults --rounds $(ROUNDS) $(ARGS)
 	@MATRIX=1 $(BIN)/pytest -q -m matrix tests/integration tests/faults
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/pytest -q -n $(JOBS) -m fuzz tests/unit
 	@ATTACK_S=$(FUZZ_SECONDS) $(BIN)/pytest -q tests/integration/test_hostile_requests.py
 
-mutants: java $(STAMP) ## Plant bugs one by one: a test must find each (ARGS="NAME")
+mutants: java $(CLASSES) ## Plant bugs one by one: a test must find each (ARGS="NAME")
 	@exec $(BIN)/python -m tests.mutants $(ARGS)
 
 docker-test: $(STAMP) ## Build the image, and test the compose project on a Docker engine
@@ -126,6 +129,12 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	    --no-deps --no-build-isolation -e .
 	@mv $(VENV)/.installing $@
+
+# JVMs start in half the time with their classes in an archive; without one they start as well.
+$(CLASSES): $(STAMP)
+	@echo "preparing the JVMs of Kafka and Spark (half a minute the first time)"
+	@$(BIN)/python -m coordinator.embedded.prepare || true
+	@touch $@
 
 # The same look-up as the broker's own, before anything else takes time.
 java:

@@ -332,12 +332,16 @@ def started(command: Sequence[str], folder: Path) -> Iterator[Process]:
         process.kill()
 
 
+ONE_EACH = ("--offsets-max", "400000", "--executors-from", "200000")
+"""What is written here is small: a record for each vbucket, as older projectors have it."""
+
+
 def application(
     load: Load, folder: Path, *options: str
 ) -> contextlib.AbstractContextManager[Process]:
     """Run the application; it is killed when the block ends."""
     command = ["-m", "streaming", "timestamps", "--cluster", load.name]
-    command += ["--bootstrap-servers", load.servers, "--data-dir", str(folder), *options]
+    command += ["--bootstrap-servers", load.servers, "--data-dir", str(folder), *ONE_EACH, *options]
     return started(command, folder)
 
 

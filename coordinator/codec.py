@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, get_args
 
@@ -16,6 +17,7 @@ from immutables import Map
 
 from coordinator.core.catalog import snapshots
 from coordinator.core.catalog.ddl import PRINCIPAL_LENGTH_MAX, REQUEST_ID_LENGTH_MAX
+from coordinator.core.keys.key_versions import pack_indexes, unpack_indexes
 from coordinator.core.model import (
     commands,
     entities,
@@ -74,9 +76,9 @@ def _built(name: str, fields: Fields) -> Any:
     builder = FROM_AVRO.get(name)
     if builder is None:
         raise SchemaError("unknown_schema", f"{name} is no record of its own")
-    if name == CONSOLIDATED and len(fields["timestamps"]) > stream_records.TOGETHER_MAX:
-        text = f"{name}: {len(fields['timestamps'])} timestamps"
-        raise SchemaError("too_large", f"{text}; at most {stream_records.TOGETHER_MAX}")
+    listed, limit = BOUNDED.get(name, ("", 0))
+    if listed and len(fields[listed]) > limit:
+        raise SchemaError("too_large", f"{name}: {len(fields[listed])} {listed}; at most {limit}")
     try:
         record = builder(fields)
     except Exception as error:
@@ -94,7 +96,11 @@ def _built(name: str, fields: Fields) -> Any:
     return record
 
 
-CONSOLIDATED = stream_records.ConsolidatedStability.__name__
+BOUNDED: dict[str, tuple[str, int]] = {
+    stream_records.ConsolidatedStability.__name__: ("timestamps", stream_records.TOGETHER_MAX),
+    stream_records.FailoverLog.__name__: ("branches", stream_records.BRANCHES_MAX),
+}
+"""Records with a list that is no longer than this, whatever a record may weigh."""
 
 _VECTORED = frozenset(
     {
@@ -143,13 +149,8 @@ def _digest(value: int) -> bytes:
     return value.to_bytes(16, "little")
 
 
-def _undigest(value: bytes | str) -> int:
-    return int.from_bytes(_whole_bytes(value), "little")
-
-
-def _whole_bytes(value: bytes | str) -> bytes:
-    """Return bytes; a default that an older record lacks comes as the schema's text."""
-    return value if isinstance(value, bytes) else value.encode("latin-1")
+def _undigest(value: bytes) -> int:
+    return int.from_bytes(value, "little")
 
 
 def _txn(fields: Fields) -> TxnId:
@@ -273,6 +274,28 @@ def _status_from(fields: Fields) -> TransactionStatus:
     return status
 
 
+LISTS_MAX = 32
+"""So many lists of indexes are remembered: each record of a connection has the same."""
+
+_packed_indexes = lru_cache(LISTS_MAX)(pack_indexes)
+_unpacked_indexes = lru_cache(LISTS_MAX)(unpack_indexes)
+
+
+def _key_versions_to(record: stream_records.KeyVersions) -> Fields:
+    fields = _plain(record)
+    if len(record.indexes) == len(record.builds):
+        fields |= {"told": _packed_indexes(record.indexes, record.builds)}
+        fields |= {"indexes": (), "builds": ()}
+    return fields
+
+
+def _key_versions_from(fields: Fields) -> stream_records.KeyVersions:
+    told = fields.pop("told")
+    lists = _unpacked_indexes(told) if told else map(tuple, (fields["indexes"], fields["builds"]))
+    fields["indexes"], fields["builds"] = lists
+    return stream_records.KeyVersions(**fields)
+
+
 _open_to, _open_from = _with_digest("prev_digest")
 _info_to, _info_from = _with_digest("digest")
 
@@ -330,15 +353,6 @@ def _claimed_from(fields: Fields) -> records.MasterClaimed:
     fields["snapshot"] = _authority_from(fields["snapshot"])
     claim: records.MasterClaimed = _claim_from(records.MasterClaimed, fields)
     return claim
-
-
-_verdict_to, _verdict_from = _with_digest("state_digest", "outcomes_digest")
-
-
-def _committed_from(fields: Fields) -> records.TransactionCommitted:
-    fields["outcomes"] = _whole_bytes(fields["outcomes"])
-    verdict: records.TransactionCommitted = _verdict_from(records.TransactionCommitted, fields)
-    return verdict
 
 
 def _group_to(group: outcome_records.OutcomesRecorded) -> Fields:
@@ -582,6 +596,7 @@ _COMMON: dict[type, tuple[str, ...]] = {
     records.SnapshotKept: ("digest",),
     records.CopyRequested: (),
     records.CopyOffered: (),
+    records.TransactionCommitted: ("state_digest", "outcomes_digest"),
     records.TransactionRolledBack: (),
     records.MemberAdmitted: ("digest",),
     records.MemberExpired: (),
@@ -604,7 +619,7 @@ _COMMON: dict[type, tuple[str, ...]] = {
     commands.DropIndex: (),
     commands.BuildIndexes: (),
     stream_records.ConnectionClosed: (),
-    stream_records.KeyVersions: (),
+    stream_records.SyncVector: (),
     stream_records.CatchUpRequested: (),
     stream_records.StabilityTimestamp: (),
     stream_records.Tick: (),
@@ -661,9 +676,9 @@ TO_AVRO: dict[type, Callable[[Any], Fields]] = {
         "epoch": r.epoch,
         "snapshot": authority_fields(r.snapshot),
     },
-    records.TransactionCommitted: _verdict_to,
     commands.Transact: _transact_to,
     commands.AlterIndex: _alter_to,
+    stream_records.KeyVersions: _key_versions_to,
     outcome_records.OutcomesRecorded: _group_to,
     snapshots.SnapshotChunk: _snapshot_chunk_to,
     records.HoldingsReported: lambda r: {
@@ -683,9 +698,9 @@ FROM_AVRO: dict[str, Callable[[Fields], Any]] = {
         f["epoch"], _authority_from(f["snapshot"])
     ),
     "HoldingsReported": _reported_from,
-    "TransactionCommitted": _committed_from,
     "Transact": _transact_from,
     "AlterIndex": _alter_from,
+    "KeyVersions": _key_versions_from,
     "OutcomesRecorded": _group_from,
     "SnapshotChunk": _snapshot_chunk_from,
 }

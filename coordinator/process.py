@@ -20,14 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import KafkaException
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay
 
 from coordinator.codec import Codec
 from coordinator.core.consensus.inputs import Started
 from coordinator.core.model.config import NodeConfig
+from coordinator.core.model.types import Offset
 from coordinator.core.node import Node
 from coordinator.kafka.archive_segments import ArchiveError
 from coordinator.kafka.arguments import add_kafka, kafka_of
-from coordinator.kafka.errors import KafkaRefusal, explain
+from coordinator.kafka.errors import KafkaRefusal, explain, may_pass
 from coordinator.kafka.history_archive import HistoryArchive
 from coordinator.kafka.readers import watermarks
 from coordinator.kafka.topics import COMMIT, ensure_topics, topic_name
@@ -67,6 +69,9 @@ PORT_MAX, REPLICAS_MAX, NUMBER_MAX = 65_535, 2**15 - 1, 2**31 - 1
 DIGITS_MAX = 10
 
 SYNC_PARTITIONS_MAX = 1_024
+
+TOPICS_COME_S = 120.0
+"""How long new topics may lack a leader: a broker makes them one by one, and flushes each."""
 
 GARBAGE_OBJECTS = 10_000
 """Python looks for garbage among new objects after so many of them, not after each 700."""
@@ -218,10 +223,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if damage:
         log.error("%s: synchronising in full [store_damaged]", damage)
     store.claim_identity(f"cluster {arguments.cluster} on Kafka {kafka_id}, node {arguments.node}")
-    try:
-        low, high = watermarks(arguments.bootstrap_servers, topic_name(arguments.cluster, COMMIT))
-    except KafkaException as error:
-        raise explain(error, arguments.bootstrap_servers) from error
+    low, high = _ends_of_commit(arguments)
     try:
         restored = store.restore()
     except StoreError as error:
@@ -230,6 +232,28 @@ def _run(arguments: argparse.Namespace) -> int:
     import uvloop
 
     return uvloop.run(_serve(arguments, store, Started(restored, low, high)))
+
+
+def _ends_of_commit(arguments: argparse.Namespace) -> tuple[Offset, Offset]:
+    """Return the first offset of `commit` and its last stable one, once it has a leader.
+
+    Raises KafkaRefusal.
+    """
+    topic = topic_name(arguments.cluster, COMMIT)
+
+    def say(state: RetryCallState) -> None:
+        log.warning("%s has no leader yet: waiting", topic)
+
+    attempts = Retrying(
+        retry=retry_if_exception(may_pass),
+        stop=stop_after_delay(TOPICS_COME_S),
+        before_sleep=say,
+        reraise=True,
+    )
+    try:
+        return attempts(watermarks, arguments.bootstrap_servers, topic)
+    except KafkaException as error:
+        raise explain(error, arguments.bootstrap_servers) from error
 
 
 async def _serve(arguments: argparse.Namespace, store: Store, started: Started) -> int:
@@ -256,9 +280,9 @@ async def _serve(arguments: argparse.Namespace, store: Store, started: Started) 
     app = build_app(shell, arguments.allowed_host)
     server = HttpServer(app, arguments.host, arguments.port)
     if not await server.start():
-        message = f"port {arguments.port} is taken: choose another with --http-port"
-        print(f"error: {message} [port_taken]", file=sys.stderr)
-        return EXIT_REFUSED
+        advice = "end what listens there, or choose another with --port"
+        print(f"error: port {arguments.port} is taken: {advice} [port_taken]", file=sys.stderr)
+        return EXIT_FAILED
     _spare_what_stays()
     running: asyncio.Task[Any] = asyncio.create_task(shell.run(started))
     await shell.stopped.wait()

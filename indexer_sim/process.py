@@ -15,7 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from confluent_kafka import OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
 from coordinator import codec
 from coordinator.core.model.entities import Bucket, Index, Rollback, bucket_key, index_key
@@ -41,6 +48,7 @@ from coordinator.kafka.topics import (
     ACKS,
     COMMIT,
     DEAD_LETTER,
+    FAILOVER_LOG,
     HEARTBEAT,
     HOUR_MS,
     MUTATIONS,
@@ -60,6 +68,7 @@ from indexer_sim.bucket.allocation import (
 from indexer_sim.bucket.database import StorageError
 from indexer_sim.bucket.storage import Storage
 from indexer_sim.pipeline.data_plane import DataPlane
+from indexer_sim.pipeline.histories import Histories
 from indexer_sim.scans.api import ScanServer
 from indexer_sim.scans.reader import StorageReading
 from schemas.registry import SchemaError
@@ -148,6 +157,7 @@ class Indexer:
         self._size: tuple[float, int] = (0.0, 0)
         self._ahead_since: dict[int, float] = {}
         self._dead_letters = DeadLetters(options.cluster)
+        self.histories = Histories(self.storage)
         self.scans = self._scan_server()
         self.data = DataPlane(
             options.bootstrap_servers,
@@ -167,7 +177,7 @@ class Indexer:
         host, port = self.options.host, self.options.port
         try:
             return ScanServer(
-                StorageReading(self.storage),
+                StorageReading(self.storage, self.histories.heard),
                 self.options.indexer,
                 self.threads,
                 host,
@@ -219,10 +229,13 @@ class Indexer:
         self.storage.bind("kafka", f"Kafka cluster {kafka_id}")
         self._begin(link)
         while not self.stopping.is_set():
-            wait_s = 0.0 if self._is_behind else self._beat_due_s - time.monotonic()
+            is_behind = self._is_behind or self.histories.are_waiting
+            wait_s = 0.0 if is_behind else self._beat_due_s - time.monotonic()
             messages = link.read(max(0.0, wait_s))
             if messages:
                 self._handle_messages(link, messages)
+            self.histories.ends(link.reached(link.failover_log))
+            self.histories.tell()
             if self._is_behind:
                 self._act(link)
             if not self.planner.complete and (link.at_end or (self.position or 0) >= self._end):
@@ -236,6 +249,7 @@ class Indexer:
         """Begin reading at the position, or at the log's start, and note where the log ends now."""
         low, end = link.bounds()
         self._end = end
+        self.histories.begin()
         self._check_end(link.topic, end)
         if self.position is None or self.position < low or self._was_away():
             self.planner.read_again()
@@ -273,6 +287,9 @@ class Indexer:
                     self.position = None
                     self._begin(link)
                     return
+                continue
+            if message.topic() == link.failover_log:
+                self.histories.note(message)
                 continue
             if message.topic() != link.topic:
                 self._learn_base(message)
@@ -502,6 +519,7 @@ class Indexer:
             bytes=self._size[1],
             cas=self.cas,
             at_ms=wall_ms(),
+            period_ms=self.options.heartbeat_ms,
         )
 
 
@@ -513,12 +531,13 @@ class IndexerLink(Link):
             options.bootstrap_servers,
             options.cluster,
             f"indexer-{options.indexer}",
-            (COMMIT, ACKS, HEARTBEAT, DEAD_LETTER, MUTATIONS, STABILITY),
+            (COMMIT, ACKS, HEARTBEAT, DEAD_LETTER, MUTATIONS, STABILITY, FAILOVER_LOG),
             dead_letters,
         )
         self.commit = topic_name(options.cluster, COMMIT)
         self.heartbeat = topic_name(options.cluster, HEARTBEAT)
         self.mutations = topic_name(options.cluster, MUTATIONS)
+        self.failover_log = topic_name(options.cluster, FAILOVER_LOG)
 
     def ends(self) -> dict[int, int]:
         """Return where the partitions of `mutations` end now. Raises KafkaException."""
@@ -526,11 +545,15 @@ class IndexerLink(Link):
         return {p: self.bounds(self.mutations, p)[1] for p in partitions}
 
     def follow(self, position: int, *, with_commit: bool) -> None:
-        """Read `statecontext` from `position` on, what comes on `heartbeat`, and `commit` from
-        its start, if asked."""
+        """Read `statecontext` from `position` on, what comes on `heartbeat`, `failover-log` from
+        its start, and `commit`, too, if asked."""
         places = [
             TopicPartition(self.topic, 0, position),
             TopicPartition(self.heartbeat, 0, OFFSET_END),
+            *(
+                TopicPartition(self.failover_log, partition, OFFSET_BEGINNING)
+                for partition in range(STREAM_PARTITIONS)
+            ),
         ]
         if with_commit:
             places.append(TopicPartition(self.commit, 0, self.bounds(self.commit)[0]))

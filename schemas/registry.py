@@ -38,11 +38,12 @@ class SchemaError(ValueError):
 
 
 class Schema:
-    """One version of one record's schema, ready for use."""
+    """One version of one record's schema: `parsed` as it is in JSON, `ready` to read and write."""
 
     def __init__(self, name: str, parsed: Any) -> None:
         self.name = name
         self.parsed = parsed
+        self.ready = _ready(parsed)
         self.fingerprint = fingerprint(to_parsing_canonical_form(parsed), "CRC-64-AVRO")
         self.head = MAGIC + bytes.fromhex(self.fingerprint)
 
@@ -50,8 +51,34 @@ class Schema:
         """Return the single-object encoding of a record given as a dict."""
         out = io.BytesIO()
         out.write(self.head)
-        fastavro.schemaless_writer(out, self.parsed, fields)
+        fastavro.schemaless_writer(out, self.ready, fields)
         return out.getvalue()
+
+
+def _ready(parsed: Any) -> Any:
+    """Return a copy of a parsed schema in which what is bytes by default is bytes.
+
+    JSON has no bytes: a schema says them as text, a byte a character. fastavro takes the default
+    as it stands, so that a field that an older record does not have would be read as text.
+    """
+    named = {"bytes"}
+
+    def copied(node: Any) -> Any:
+        if isinstance(node, list):
+            return [copied(inner) for inner in node]
+        if not isinstance(node, dict):
+            return node
+        ready = {name: copied(inner) for name, inner in node.items()}
+        if node.get("type") == "fixed":
+            named.add(node["name"])
+        kind, default = node.get("type"), node.get("default")
+        if isinstance(kind, dict):
+            kind = kind["name"] if kind["type"] == "fixed" else kind["type"]
+        if isinstance(default, str) and isinstance(kind, str) and kind in named:
+            ready["default"] = default.encode("latin-1")
+        return ready
+
+    return copied(parsed)
 
 
 class Registry:
@@ -101,9 +128,9 @@ class Registry:
         reader = self.current[writer.name]
         body = io.BytesIO(data)
         body.seek(HEAD_BYTES)
-        target = None if reader is writer else reader.parsed
+        target = None if reader is writer else reader.ready
         try:
-            fields: Any = fastavro.schemaless_reader(body, writer.parsed, target)
+            fields: Any = fastavro.schemaless_reader(body, writer.ready, target)
         except Exception as error:
             message = f"{writer.name}: {type(error).__name__}: {error}"
             raise SchemaError("bad_body", message) from error

@@ -42,6 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = run_archive(arguments, stopping, wake)
         ignore_stops()
         return code
+    if arguments.command == "classes":
+        from streaming.timestamps.classes import keep_classes
+
+        keep_classes(kafka_of(arguments), arguments.cluster, arguments.data_dir.resolve())
+        return 0
     from streaming.timestamps.application import Options
 
     code = run(
@@ -75,6 +80,7 @@ def run(options: Options, stopping: threading.Event, wake: threading.Event) -> i
     from pyspark.errors import PySparkException
 
     from coordinator.runtime.errors import EmbeddedError
+    from coordinator.runtime.threads import ThreadEndedError
     from streaming.spark.queries import LostError
     from streaming.timestamps.application import AnotherError, Application
     from streaming.timestamps.state_store import RefusedError, UnreadableError
@@ -83,7 +89,7 @@ def run(options: Options, stopping: threading.Event, wake: threading.Event) -> i
         Application(options, stopping, wake).run()
     except (AnotherError, UnreadableError) as error:
         return _fail(str(error), EX_CONFIG)
-    except RefusedError as error:
+    except (RefusedError, ThreadEndedError) as error:
         return _fail(str(error), EX_UNUSABLE)
     except LostError as error:
         return 0 if stopping.is_set() else _fail(str(error), EX_UNUSABLE)
@@ -170,15 +176,15 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--offsets-max",
         type=within(1_000, 10_000_000),
-        default=400_000,
-        help="records a batch at most (400,000)",
+        default=40_000,
+        help="records a batch at most (40,000)",
     )
     one.add_argument(
         "--executors-from",
         type=within(0, 10_000_000),
-        default=200_000,
+        default=5_000,
         metavar="RECORDS",
-        help="size from which a batch is reduced in Spark's executors (200,000)",
+        help="size from which a batch is reduced in Spark's executors (5,000)",
     )
     one.add_argument(
         "--partitions-min",
@@ -215,6 +221,11 @@ def parser() -> argparse.ArgumentParser:
             "archive", help="archive all events and stability timestamps in Delta Lake"
         )
     )
+    classes = commands.add_parser(
+        "classes", help="read the topics once, and keep Spark's classes for faster starts"
+    )
+    add_cluster(classes)
+    classes.add_argument("--data-dir", type=Path, required=True, help="a folder for this run")
     return found
 
 

@@ -304,7 +304,7 @@ def reset(
 
 @command(app, "status")
 def status(session: Session) -> None:
-    """Show the master, the nodes, the indexers, and whether the digests of the nodes agree.
+    """Show the master, nodes, indexers and projectors, and whether the nodes' digests agree.
 
     A digest is a hash over the whole state of a node. Exits with 1 if two nodes at the same CAS
     have different digests.
@@ -783,6 +783,8 @@ def projectors(session: Session, action: Removing = None, number: RemovedId = No
     `indexctl projectors remove 1` makes the cluster forget projector 1, which must be stopped.
     Started again, it is back.
     """
+    from coordinator.cli import status as view
+
     with session.connect() as client:
         if _is_removal(action, number):
             assert number is not None
@@ -791,15 +793,8 @@ def projectors(session: Session, action: Removing = None, number: RemovedId = No
         body = client.projectors()
     if session.json:
         print_json(body)
-        return
-    print_table(
-        ["projector", "alive", "pid#", "store", "buckets without a stream"],
-        [
-            [p["id"], p["alive"], p["pid"], p.get("kv"), ", ".join(p.get("waiting", ()))]
-            for p in body["projectors"]
-        ],
-        empty="no projectors",
-    )
+    else:
+        view.show_projectors(body["projectors"])
 
 
 app.add_typer(members.app, name="members")

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from coordinator.client.client import Client
 
 PERIOD_S = 0.5
-OVER = ("done", "cancelled")
+FORGOTTEN = "forgotten"
+OVER = ("done", "cancelled", FORGOTTEN)
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would move, and why.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is over.")]
@@ -138,6 +139,9 @@ def _tell(
     if session.json:
         print_json({**begun, "rebalance": found})
         return found
+    if found["state"] == FORGOTTEN:
+        typer.echo(f"rebalance {found['id']} was over long ago")
+        return found
     if not found["moves"]:
         typer.echo("nothing to move: the load is balanced")
         return found
@@ -199,7 +203,8 @@ def _states(
             raise CommandError("timeout", text)
         time.sleep(PERIOD_S)
         rows = client.list_rebalances(consistency="linearizable")["rebalances"]
-        found = next((row for row in rows if row["id"] == found["id"]), found)
+        gone = {**found, "state": FORGOTTEN}
+        found = next((row for row in rows if row["id"] == found["id"]), gone)
 
 
 def _silently(states: Iterator[dict[str, Any]]) -> dict[str, Any]:

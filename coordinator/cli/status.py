@@ -31,6 +31,7 @@ def gather(client: Client, probe: Client) -> dict[str, Any]:
         "history_retention": found.of_master.get("history_retention"),
         "nodes": nodes,
         "indexers": client.indexers()["indexers"],
+        "projectors": client.projectors()["projectors"],
         "indexes": {"total": sum(by_state.values()), "by_state": dict(sorted(by_state.items()))},
     }
 
@@ -78,6 +79,7 @@ def show(status: dict[str, Any]) -> None:
     )
     show_members(nodes)
     show_indexers(status["indexers"])
+    show_projectors(status["projectors"])
 
 
 def master_text(body: dict[str, Any]) -> str:
@@ -119,6 +121,15 @@ def show_indexers(indexers: list[dict[str, Any]]) -> None:
     keys = ["id", "zone", "alive", "slices", "bytes", "address"]
     rows = [[_count(indexer.get(key)) for key in keys] for indexer in indexers]
     print_table(columns, rows, empty="no indexers")
+
+
+def show_projectors(projectors: list[dict[str, Any]]) -> None:
+    columns = ["projector", "alive", "pid#", "store", "buckets without a stream"]
+    rows = [
+        [one["id"], one["alive"], one["pid"], one.get("kv"), ", ".join(one.get("waiting", ()))]
+        for one in projectors
+    ]
+    print_table(columns, rows, empty="no projectors")
 
 
 def _count(value: Any) -> Any:

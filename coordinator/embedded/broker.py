@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -31,10 +29,10 @@ from coordinator.embedded import broker_config as config
 from coordinator.embedded.ports import LOOPBACK, accepts, is_free, pick_free
 from coordinator.embedded.processes import end, spawn
 from coordinator.kafka.address import client_settings
+from coordinator.runtime import class_archive
 from coordinator.runtime.errors import EmbeddedError
 from coordinator.runtime.files import (
     FileLock,
-    cache_dir,
     last_lines,
     size_of,
     write_json,
@@ -43,7 +41,7 @@ from coordinator.runtime.files import (
 from coordinator.runtime.jars import kafka_classpath
 from coordinator.runtime.java import Java, find_java
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 STOP_GRACE_S = 15.0
 CLOSED_GRACE_S = 0.3
 LOCK_TIMEOUT_S = 2.0
@@ -51,6 +49,9 @@ POLL_S = 0.02
 STATE = "broker.json"
 LOCK = "broker.lock"
 CONSOLE_LOG = "console.log"
+CRASHES = frozenset(-number for number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS))
+"""How a JVM ends that finds itself in disorder."""
+
 CLEANLY_CLOSED = ".kafka_cleanshutdown"
 """Kafka makes it when it has closed its topics, and removes it when it opens them."""
 
@@ -215,7 +216,12 @@ class Broker:
         try:
             self._claim_folder()
             self._choose()
-            self._run(timeout_s)
+            try:
+                self._run(timeout_s)
+            except EmbeddedError:
+                if not self._forget_damaged_archive():
+                    raise
+                self._run(timeout_s)
             # From now on clients know the address: a restart is at the same or not at all.
             self._asked_port, self._asked_controller_port = self.port, self.controller_port
         except BaseException:
@@ -325,8 +331,9 @@ class Broker:
         flags = config.jvm_flags(heap_mib_max=self._heap_mib_max)
         flags += ["-cp", self._classpath]
         if not (self.data_dir / config.DATA / config.META).exists():
-            self._format([java, *flags], deadline)
-        flags += self._archive_flags(self._java.path, self._classpath)
+            with_classes = class_archive.flags_with(self._archive_path())
+            self._format([java, *flags, *with_classes], deadline)
+        flags += self._archive_flags()
         self._spawn([java, *flags, "kafka.Kafka", config.SERVER_PROPERTIES])
         self._wait_until_ready(deadline, timeout_s)
 
@@ -377,33 +384,38 @@ class Broker:
 
     # -- Class archive, errors, cleaning up ------------------------------------------------
 
-    def _archive_flags(self, java: Path, classpath: str) -> list[str]:
-        """Return the flags of the class archive that fits this Java and these jars."""
-        paths = [java.resolve(), *map(Path, classpath.split(os.pathsep))]
-        key = "\n".join(f"{path} {path.stat().st_mtime_ns}" for path in paths)
-        folder = cache_dir() / "classes"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:  # A cache that cannot be written costs a second, not the start.
-            return []
-        archive = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.jsa"
-        self._archive = archive if self._makes_archive and not archive.exists() else None
-        dump_to = self._dump_path(archive) if self._archive is not None else None
-        return config.class_archive_flags(archive, dump_to)
+    def _archive_flags(self) -> list[str]:
+        """Return the flags that use the class archive of this Java and these jars, or write it."""
+        self._archive = None
+        archive = self._archive_path()
+        if archive is None or archive.exists() or not self._makes_archive:
+            return class_archive.flags_with(archive)
+        self._archive = archive
+        return class_archive.flags_to_write(self._dump_path(archive))
+
+    def _forget_damaged_archive(self) -> bool:
+        """Delete the class archive if the JVM has just crashed with it; tell whether it has."""
+        if self._process is None or self._process.poll() not in CRASHES:
+            return False
+        archive = self._archive_path()
+        return archive is not None and class_archive.forget(archive)
+
+    def _archive_path(self) -> Path | None:
+        assert self._java is not None
+        return class_archive.archive_path(self._java.path, self._classpath)
 
     def _dump_path(self, archive: Path) -> Path:
         return self.data_dir / archive.name
 
     def _keep_archive(self) -> None:
-        """Move a class archive that a clean stop has written to the cache."""
+        """Keep a class archive that a clean stop has written."""
         if self._archive is None:
             return
-        dumped = self._dump_path(self._archive)
-        clean = self._process is not None and self._process.returncode == 143
-        if clean and dumped.exists() and not self._archive.exists():
-            with contextlib.suppress(OSError):
-                _move(dumped, self._archive)
-        dumped.unlink(missing_ok=True)
+        written = self._dump_path(self._archive)
+        if self._process is not None and self._process.returncode == 143:
+            class_archive.keep(written, self._archive)
+        else:
+            class_archive.forget(written)
 
     def _forget_process(self) -> None:
         self._process = None
@@ -450,10 +462,3 @@ def _port_taken(port: int) -> EmbeddedError:
     return EmbeddedError(
         "port_taken", f"port {port} on {LOOPBACK} is taken: end what listens there, or use another"
     )
-
-
-def _move(source: Path, target: Path) -> None:
-    """Copy `source` to `target` as a whole; they may be on different file systems."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(source.read_bytes())
-    os.replace(temporary, target)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from coordinator.embedded.ports import LOOPBACK
 
@@ -107,9 +106,10 @@ def server_properties(
         "share.coordinator.state.topic.min.isr": min_insync,
         "share.coordinator.state.topic.num.partitions": "1",
         # A broker that was killed cannot register again before its old session has ended, which
-        # is 9 s by default. Controller and broker share a process: a stall hits both.
-        "broker.session.timeout.ms": "2000",
-        "broker.heartbeat.interval.ms": "400",
+        # is 9 s by default. One that stands still for longer than a session, as on a machine with
+        # other work, is fenced, and has no leaders for a while: that takes longer than the stall.
+        "broker.session.timeout.ms": "6000",
+        "broker.heartbeat.interval.ms": "500",
         # The defaults suit a server of its own: the cleaner alone takes 128 MiB of heap.
         "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
         "num.network.threads": "2",
@@ -183,15 +183,3 @@ def jvm_flags(*, heap_mib_max: int = HEAP_MIB_MAX) -> list[str]:
         "-Djava.awt.headless=true",
         f"-Dlog4j2.configurationFile={LOG4J_PROPERTIES}",
     ]
-
-
-def class_archive_flags(archive: Path, dump_to: Path | None) -> list[str]:
-    """Return the flags that use a class archive, or write one at exit where there is none.
-
-    With one (some 50 MB, made by the first clean stop) the broker is ready in half the time. The
-    JVM ignores an archive that does not fit its version or the jars.
-    """
-    quiet = ["-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xshare:auto"]
-    if archive.exists():
-        return [*quiet, f"-XX:SharedArchiveFile={archive}"]
-    return [*quiet, f"-XX:ArchiveClassesAtExit={dump_to}"] if dump_to is not None else quiet

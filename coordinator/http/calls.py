@@ -19,7 +19,11 @@ to."""
 
 
 class Silent(Exception):
-    """There is no answer."""
+    """There is no answer; `is_late`: there may be one later."""
+
+    def __init__(self, reason: str, *, is_late: bool = False) -> None:
+        super().__init__(reason)
+        self.is_late = is_late
 
 
 class Reply(NamedTuple):
@@ -57,7 +61,8 @@ class Calls:
                 # It may have been a connection that the other side gave up in the meantime.
                 return await self._post(self._session, url, body, timeout)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise Silent(type(error).__name__) from error
+            is_late = isinstance(error, TimeoutError)
+            raise Silent(type(error).__name__, is_late=is_late) from error
 
     @staticmethod
     async def _post(

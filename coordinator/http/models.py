@@ -676,8 +676,9 @@ class MoveModel(BaseModel):
 
 
 class RebalanceModel(BaseModel):
-    """A rebalance. `id` and `began_ms` are null where it is only planned, `ended_ms` until it is
-    over. The loads are shares of all load, by indexer; none where the moves were named."""
+    """A rebalance. `id` is null where it is only planned, `began_ms` there and where it is
+    forgotten, `ended_ms` until it is over. The loads are shares of all load, by indexer; none where
+    the moves were named."""
 
     id: str | None
     state: str

@@ -138,11 +138,11 @@ def _answer(
     outcome: commands.Outcome,
     impossible: Sequence[dict[str, Any]] = (),
 ) -> Response:
-    """Answer with a rebalance as it is now; with what the command said, if it is forgotten."""
+    """Answer with a rebalance as it is now, however long ago the command was carried out."""
     state = shell.node.state
     held = state.rebalance(rebalance_id)
     progress = shell.node.peers.progress.all()
-    shown = _shown(state, held, progress) if held else outcome.answer["rebalance"]
+    shown = _shown(state, held, progress) if held else _forgotten(rebalance_id)
     body = {
         "rebalance": shown,
         "impossible": list(impossible),
@@ -166,6 +166,12 @@ def _planned(command: commands.BeginRebalance) -> dict[str, Any]:
     shown = describe_rebalance(rebalance)
     moves = [{**move, "progress": None} for move in shown["moves"]]
     return {**shown, "id": None, "began_ms": None, "moves": moves}
+
+
+def _forgotten(rebalance_id: int) -> dict[str, Any]:
+    """Return a rebalance of which nothing is kept: it was over long ago, or was undone."""
+    shown = describe_rebalance(Rebalance(id=rebalance_id, state="forgotten", moves=(), began_ms=0))
+    return {**shown, "began_ms": None}
 
 
 def _shown(

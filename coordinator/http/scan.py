@@ -45,6 +45,7 @@ from coordinator.http.errors import ApiError
 from coordinator.http.scatter import Asked, ScanFailed, ScanResult, Scatter, aside
 from coordinator.http.shared import APPLIED_CAS, explained
 from coordinator.kafka.document_topics import TopicError
+from coordinator.kafka.failover_log_ends import Ends
 from coordinator.node.shell import Shell
 
 LIMIT_MAX = 10_000
@@ -148,6 +149,14 @@ class _Plan(NamedTuple):
     cas: Cas
 
 
+class _Terms(NamedTuple):
+    """What whoever answers must have done, read and by when it is of use, as `Asked` says it."""
+
+    rollback: int
+    failover_log: Ends
+    deadline: float
+
+
 def add_scans(app: FastAPI, shell: Shell) -> None:
     """Add the route of scans; who stops the server closes `app.state.calls`."""
     calls = app.state.calls = Calls()
@@ -185,14 +194,16 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
             raise ApiError("overloaded", f"{SCANS_MAX} scans run already: retry")
         began = time.monotonic()
         body = await _with_positions(shell, body)
-        plan = await _plan(shell, body, began)
+        # What is readable there from now on need not be known: the scan has begun before it.
+        ends = () if _wanted(body) is None else await _failover_log(shell, body)
+        plan = await _plan(shell, body, began, ends)
         try:
             try:
                 found = await gathered(body, plan)
             except ScanFailed as failure:
                 if not failure.is_gone or not await _has_moved_on(shell, body, plan.asked):
                     raise
-                plan = await _plan(shell, body, began)
+                plan = await _plan(shell, body, began, ends)
                 found = await gathered(body, plan)
         except ScanFailed as failure:
             text = failure.message
@@ -207,6 +218,11 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
         scatter = Scatter(calls=calls, asked=plan.asked, address=address)
         async with _hurrying(shell, body, plan.asked):
             return await (scatter.count() if body.count else scatter.rows())
+
+
+async def _failover_log(shell: Shell, body: ScanBody) -> Ends:
+    """Return where `failover-log` ends: nothing if Kafka does not say so soon."""
+    return await shell.failover_log_ends.now(within_s=body.timeout_ms / 1000) or ()
 
 
 async def _with_positions(shell: Shell, body: ScanBody) -> ScanBody:
@@ -286,18 +302,19 @@ def _is_arriving(shell: Shell, piece: Slice) -> bool:
     return any(node.peers.indexer_alive(host) for host in piece.hosts)
 
 
-async def _plan(shell: Shell, body: ScanBody, began: float) -> _Plan:
+async def _plan(shell: Shell, body: ScanBody, began: float, failover_log: Ends) -> _Plan:
     """Return what is to be scanned. Raises ApiError.
 
-    What is covered may be large, and is made into bytes beside the loop then.
+    Whoever answers has read `failover_log` up to there. What is covered may be large, and is made
+    into bytes beside the loop then.
     """
     state = shell.node.state
     index = _ready(shell, _index(shell, body))
     _check_vbuckets(shell, index, body)
-    rollback = _rollback(shell, index)
+    terms = _Terms(_rollback(shell, index), failover_log, began + body.timeout_ms / 1000)
     if _is_light(body.scan):
-        return _planned(state, index, body, rollback, began)
-    return await BODIES.run(lambda: _planned(state, index, body, rollback, began))
+        return _planned(state, index, body, terms)
+    return await BODIES.run(lambda: _planned(state, index, body, terms))
 
 
 def _rollback(shell: Shell, index: Index) -> int:
@@ -330,9 +347,7 @@ def _is_light(value: Any) -> bool:
     return True
 
 
-def _planned(
-    state: StateContext, index: Index, body: ScanBody, rollback: int, began: float
-) -> _Plan:
+def _planned(state: StateContext, index: Index, body: ScanBody, terms: _Terms) -> _Plan:
     order = order_of(index)
     descending = body.order == "desc"
     try:
@@ -351,9 +366,10 @@ def _planned(
         descending=descending,
         limit=body.limit,
         consistency=_consistency(body, cursor),
-        deadline=began + body.timeout_ms / 1000,
-        rollback=rollback,
+        deadline=terms.deadline,
+        rollback=terms.rollback,
         last_good=body.consistency == LAST_GOOD,
+        failover_log=terms.failover_log,
     )
     return _Plan(asked, order, digest, state.cas)
 

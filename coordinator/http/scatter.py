@@ -69,7 +69,8 @@ class Asked:
     `consistent` (the number of a stability timestamp, 0 for the newest), or with both: the newest
     timestamp that covers the positions. `deadline` is in seconds of the monotonic clock. Who has
     not done the `rollback` of this number does not answer; nor does who still recovers from it,
-    unless the `last_good` snapshot is wanted.
+    unless the `last_good` snapshot is wanted. Who has not read `failover_log` up to these offsets
+    waits until he has.
     """
 
     index: Index
@@ -83,6 +84,7 @@ class Asked:
     deadline: float
     rollback: int = 0
     last_good: bool = False
+    failover_log: tuple[int, ...] = ()
 
 
 class ScanResult(NamedTuple):
@@ -103,10 +105,11 @@ class Copy(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Why a host did not answer."""
+    """Why a host did not answer; `is_late`: it was not waited for, because there were others."""
 
     code: str
     message: str
+    is_late: bool = False
 
 
 PREFERRED = (
@@ -119,6 +122,9 @@ PREFERRED = (
 )
 """If no host of a slice answers, the first of these that one gave tells most."""
 
+
+PASSING = ("timestamp_not_reached", "no_stability_timestamp")
+"""What an indexer says that was not given time enough."""
 
 RELEASED = ("index_not_found", "slice_not_here")
 """So an indexer says that it has given the storage up, or has yet to make it."""
@@ -250,10 +256,11 @@ class Scatter:
         try:
             answer = await self.calls.post(where, body, timeout_s, is_last=is_last)
         except Silent as silent:
-            return Refusal("unreachable", str(silent))
+            return Refusal("unreachable", str(silent), silent.is_late and not is_last)
         raw = answer.content
         if answer.status != 200 or answer.media_type != MEDIA_TYPE:
-            return _refusal(answer.status, raw)
+            refusal = _refusal(answer.status, raw)
+            return refusal._replace(is_late=refusal.code in PASSING and not is_last)
         try:
             return await aside(len(raw), lambda: unpack(raw))
         except PageError as error:
@@ -278,6 +285,7 @@ class Scatter:
             "timeout_ms": int(patience_s * 1000),
             "rollback": str(asked.rollback),
             "last_good": asked.last_good,
+            "failover_log": asked.failover_log,
         }
         return orjson.dumps(body)
 
@@ -321,11 +329,20 @@ class Scatter:
         """Return which slices to ask of which copy. Raises ScanFailed: nobody has one."""
         groups: dict[Copy, list[int]] = {}
         for number in numbers:
-            candidates = self._candidates(number)
+            candidates = self._candidates(number) or self._late(number)
             if not candidates:
                 raise self._nobody(number)
             groups.setdefault(candidates[0], []).append(number)
         return [(copy, tuple(pieces)) for copy, pieces in groups.items()]
+
+    def _late(self, number: int) -> list[Copy]:
+        """Return the copies that were not waited for, now that nobody else is left to ask."""
+        if time.monotonic() >= self.asked.deadline:
+            return []
+        failed = self._failed.get(number, {})
+        for copy in [copy for copy, reason in failed.items() if reason.is_late]:
+            del failed[copy]
+        return self._candidates(number)
 
     def _assign(self, parts: list[Part], groups: Sequence[tuple[Copy, tuple[int, ...]]]) -> None:
         self._copies.update(zip(parts, (copy for copy, _ in groups), strict=True))

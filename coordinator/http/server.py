@@ -7,7 +7,12 @@ import contextlib
 import socket
 from typing import Any
 
+from starlette.types import Receive, Scope, Send
+
 from coordinator.runtime.asgi import bound, server
+
+SEND = "coordinator.send"
+"""Where the scope of a request has what sends to the client past all middleware."""
 
 GRACE_S = 2
 BACKLOG = 2_048
@@ -19,7 +24,15 @@ class HttpServer:
     def __init__(self, app: Any, host: str, port: int) -> None:
         self._address = (host, port)
         self._socket: socket.socket | None = None
-        self._server = server(app, log_level="warning", timeout_graceful_shutdown=GRACE_S)
+
+        async def direct(scope: Scope, receive: Receive, send: Send) -> None:
+            scope[SEND] = send
+            try:
+                await app(scope, receive, send)
+            finally:
+                del scope[SEND]  # It holds the scope: only the collector would free them.
+
+        self._server = server(direct, log_level="warning", timeout_graceful_shutdown=GRACE_S)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> bool:

@@ -18,7 +18,7 @@ from coordinator.core.catalog.subscriptions import (
     describe_topic,
     subscriptions_of,
 )
-from coordinator.core.history.feed import Published
+from coordinator.core.history.lines import Published
 from coordinator.core.history.predicates import Begin, PredicateError, Selector, begin_of
 from coordinator.core.history.subscribing import Selection, selection_of
 from coordinator.core.model import commands
@@ -381,6 +381,10 @@ class SubscriptionStream(EventStream):
         """Return the next page, from the archive too: the subscription lasts, however far behind
         its subscriber is."""
         return self._shell.history.page(after, None, predicate, PAGE, newest)
+
+    def _alike(self, found: Sequence[Published]) -> bytes:
+        """Nobody else takes the same."""
+        return b""
 
     def _shown(self, found: Iterable[Published]) -> bytes:
         """Return the events of the changes that the subscriber wants, and of the end."""

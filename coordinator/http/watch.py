@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Annotated, Any
 
 from confluent_kafka import KafkaException
@@ -23,8 +25,8 @@ from starlette.types import Receive, Scope, Send
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.history import shown
 from coordinator.core.history.changes import Change
-from coordinator.core.history.feed import Published, Subscription
 from coordinator.core.history.following import BOOKMARK_S, BOOKMARK_SOON_S
+from coordinator.core.history.lines import Published, Subscription
 from coordinator.core.history.predicates import (
     Begin,
     Predicate,
@@ -38,6 +40,7 @@ from coordinator.http.errors import ApiError
 from coordinator.http.extras import EXTRAS, Extras, Place
 from coordinator.http.frames import event, frame
 from coordinator.http.predicates import checked, predicate_of
+from coordinator.http.server import SEND
 from coordinator.http.shared import Consistency
 from coordinator.kafka.archive_segments import ArchiveError
 from coordinator.node.history import CompactedError, Page, StillReadingError
@@ -49,12 +52,19 @@ SNAPSHOT_PORTION, PORTION_BYTES = 100, 256 * 1024
 """So many entities, and little more than so many bytes, are made into events at once: meanwhile the
 loop does nothing else, and each watcher that is slow to take them holds its own."""
 
-PACE_S, PACE_MAX_S = 0.00005, 0.05
-"""A watcher is sent something again after so long for each watcher there is."""
+PACE_S, PACE_MIN_S, PACE_MAX_S = 0.00005, 0.001, 0.05
+"""A watcher is sent something again after so long for each watcher; few of them at once."""
+
+LATE_FACTOR, LATE_PACE_S, LATE_MAX_S = 2, 0.004, 0.25
+"""If its turn came late, so many times as much later, up to so long for each change that it was
+sent: under full load watchers leave the loop to the node for most of the time."""
+
+ALIKE_MAX, ALIKE_BYTES_MAX = 16, 64 * 1024
+"""So many portions of changes, and so large, are kept for others who take the same."""
 
 RETRY_S = 0.1
 STUCK_S = 30.0
-"""So long a client may take nothing at all."""
+"""So long a client may take nothing at all. It is looked at four times in that."""
 
 EVENTS: dict[str, Any] = {
     "description": "Events, until the client leaves",
@@ -146,6 +156,9 @@ class EventStream(Response):
         self._turn = turn
         self._wake = asyncio.Event()
         self._is_gone = False
+        self._sending_since_s: float | None = None
+        """None: nothing is being sent."""
+
         self._has_caught_up = False
         """Whether it was sent something of the history, which may end within a transaction."""
 
@@ -159,13 +172,13 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with WATCHERS.one():
             leaving = asyncio.create_task(self._await_leaving(receive))
-            start = {"status": 200, "headers": self.raw_headers}
             try:
-                await send({"type": "http.response.start", **start})
-                async for chunk in self._chunks():
-                    if not await self._sent(send, chunk):
-                        return
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await send(
+                    {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+                )
+                async with self._patience():
+                    # What is between knows that the answer has begun: the rest goes past it.
+                    await self._send_all(scope.get(SEND, send))
             finally:
                 leaving.cancel()
                 if self._extras is not None and self._place is not None:
@@ -179,17 +192,48 @@ class EventStream(Response):
         self._is_gone = True
         self._wake.set()
 
+    async def _send_all(self, send: Send) -> None:
+        """Send what there is until the client is gone, or the stream ends."""
+        async for chunk in self._chunks():
+            if not await self._sent(send, chunk):
+                return
+        self._sending_since_s = asyncio.get_running_loop().time()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
     async def _sent(self, send: Send, chunk: bytes) -> bool:
-        """Send a chunk; False: the client is gone, or takes nothing."""
-        if self._is_gone:
-            return False
-        try:
-            async with asyncio.timeout(STUCK_S):
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        except TimeoutError:
-            log.info("a watcher took nothing for %g s", STUCK_S)
-            return False
+        """Send a chunk; False: the client is gone."""
+        if not self._is_gone:
+            self._sending_since_s = asyncio.get_running_loop().time()
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            self._sending_since_s = None
         return not self._is_gone
+
+    @asynccontextmanager
+    async def _patience(self) -> AsyncIterator[None]:
+        """End what is within where the client takes nothing. A timer for each chunk would cost as
+        much as to send it."""
+        loop = asyncio.get_running_loop()
+        looking: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal looking
+            since_s = self._sending_since_s
+            if since_s is not None and loop.time() - since_s >= STUCK_S:
+                patience.reschedule(loop.time())
+            else:
+                looking = loop.call_later(STUCK_S / 4, look)
+
+        try:
+            async with asyncio.timeout(None) as patience:
+                looking = loop.call_later(STUCK_S / 4, look)
+                try:
+                    yield
+                finally:
+                    looking.cancel()
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            log.info("a watcher took nothing for %g s", STUCK_S)
 
     # -- what is sent ------------------------------------------------------------------------
 
@@ -277,16 +321,21 @@ class EventStream(Response):
         if extras is not None and self._watched.extras:
             watched = self._watched
             self._place = extras.join(watched.extras, watched.buckets, self._wake.set)
-        told_s = loop.time()
+        told_s, late_s = loop.time(), 0.0
         pause_s = BOOKMARK_SOON_S if self._has_caught_up else BOOKMARK_S
         while not self._is_gone:
             self._wake.clear()
             found = subscription.take(LIMIT, changes.newest)
             if found:
-                async for chunk in self._frames(found):
+                if chunk := self._alike(found):
                     yield chunk
-                if self._has_ended:
-                    return
+                    if subscription.following is not None:
+                        await asyncio.sleep(0)
+                else:
+                    async for chunk in self._frames(found):
+                        yield chunk
+                    if self._has_ended:
+                        return
                 pause_s = BOOKMARK_SOON_S
             elif subscription.has_lagged:
                 yield frame("lagged", {"cas": subscription.position})
@@ -306,9 +355,10 @@ class EventStream(Response):
                 await self._sleep(told_s + pause_s - loop.time())
                 continue
             told_s = loop.time()
-            pace_s = min(PACE_MAX_S, len(changes) * PACE_S)
-            if found and not subscription.waiting and pace_s >= 0.001:
+            pace_s = pace_of(len(changes), len(found), late_s)
+            if found and subscription.following is None and pace_s:
                 await asyncio.sleep(pace_s)
+                late_s = max(0.0, loop.time() - told_s - pace_s)
 
     async def _frames(self, found: Iterable[Published]) -> AsyncIterator[bytes]:
         """Yield the events of changes, a portion at a time: what a watcher does not take, it alone
@@ -318,6 +368,19 @@ class EventStream(Response):
             if self._has_ended:
                 return
             await asyncio.sleep(0)
+
+    def _alike(self, found: Sequence[Published]) -> bytes:
+        """Return the events of a few changes, made once for all who take them; b"": too many."""
+        line = self._subscription.line if self._subscription is not None else None
+        if line is None:
+            return b""
+        which = found[0].cas, found[-1].cas
+        made = line.frames.get(which)
+        if made is None:
+            made = self._shown(found) if _is_small(found) else b""
+            if len(line) > 1 and len(line.frames) < ALIKE_MAX:
+                line.frames[which] = made
+        return made
 
     def _shown(self, found: Iterable[Published]) -> bytes:
         """Return the events of changes that fit."""
@@ -330,6 +393,20 @@ class EventStream(Response):
                 await self._wake.wait()
         except TimeoutError:
             pass
+
+
+def _is_small(found: Iterable[Published]) -> bool:
+    """Tell whether the events of changes are few bytes; no more of them is made than needed."""
+    return all(size <= ALIKE_BYTES_MAX for size in accumulate(map(size_of, found)))
+
+
+def pace_of(watchers: int, changes: int, late_s: float) -> float:
+    """Return how many seconds pass until a watcher is sent something again, which was just sent so
+    many changes, and whose turn came so late."""
+    if watchers * PACE_S < PACE_MIN_S:
+        return 0.0
+    extra_s = min(LATE_MAX_S, LATE_FACTOR * late_s, LATE_PACE_S * changes)
+    return min(PACE_MAX_S, watchers * PACE_S) + extra_s
 
 
 NOTHING: Selector = Predicate(keys=frozenset({""}))
@@ -371,7 +448,7 @@ def portions_of(changes: Iterable[Published]) -> Iterator[list[Published]]:
     size = 0
     for published in changes:
         found.append(published)
-        size += len(framed(published))
+        size += size_of(published)
         if size >= PORTION_BYTES:
             yield found
             found, size = [], 0
@@ -382,6 +459,11 @@ def portions_of(changes: Iterable[Published]) -> Iterator[list[Published]]:
 def change_frame(change: Change, text: bytes) -> bytes:
     """Return a change, whose JSON is `text`, as an event with its CAS as id."""
     return event("change", text, change.event.cas)
+
+
+def size_of(published: Published) -> int:
+    """Return how long the event of a change is."""
+    return len(framed(published))
 
 
 def framed(published: Published) -> bytes:

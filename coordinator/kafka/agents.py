@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 import faust
+from aiokafka.errors import KafkaConnectionError
 from faust.types import TP
 from yarl import URL
 
@@ -39,7 +40,7 @@ from coordinator.core.model.stream_records import (
 )
 from coordinator.core.model.types import Offset
 from coordinator.kafka.address import aiokafka_settings
-from coordinator.kafka.errors import KafkaRefusal
+from coordinator.kafka.errors import KafkaRefusal, no_broker_answers
 from coordinator.kafka.faust_transport import Transport
 from coordinator.kafka.topics import COMMIT, RESTART, STABILITY, topic_name
 from schemas.registry import SchemaError
@@ -119,7 +120,7 @@ class Folds:
             broker_max_poll_records=FETCHED_MAX,
             broker_credentials=_credentials(bootstrap_servers),
         )
-        self._group, self._cluster = group, cluster
+        self._servers, self._group, self._cluster = bootstrap_servers, group, cluster
         self._agents: dict[str, _Agent] = {}
         self._whole: set[str] = set()
         self._begin_at = {self._place(name): Offset(0) for name in TIMESTAMPS}
@@ -146,8 +147,12 @@ class Folds:
         self.app.agent(channel, name=f"{self._group}.{name}")(agent.run)
 
     async def start(self) -> None:
+        """Begin to read. Raises KafkaRefusal `kafka_unavailable`: no broker answers."""
         self.app.finalize()
-        await self.app.start()
+        try:
+            await self.app.start()
+        except KafkaConnectionError as error:
+            raise no_broker_answers(self._servers) from error
 
     async def stop(self) -> None:
         await self.app.stop()

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from coordinator.core.model.names import KAFKA_TOPIC
 from coordinator.kafka.address import client_settings
@@ -22,6 +23,9 @@ from coordinator.kafka.topics import is_own
 T = TypeVar("T")
 
 TIMEOUT_S = 10.0
+JUST_MADE_S, LOOK_AGAIN_S = 1.0, 0.1
+"""A broker may hear of a topic a moment after Kafka has told its maker that it is there."""
+
 DELETE_RETENTION_MS = 24 * 3_600_000
 """What Kafka has, unless a topic says otherwise."""
 
@@ -111,7 +115,13 @@ def examined(bootstrap_servers: str, cluster: str, topic: str) -> TopicFacts:
         raise KafkaRefusal("kafka_topic_unfit", f"{topic} is a topic of the cluster itself")
     topics = DocumentTopics(bootstrap_servers)
     try:
-        facts = topics.facts([topic]).get(topic)
+        look = Retrying(
+            retry=retry_if_result(lambda found: found is None),
+            stop=stop_after_delay(JUST_MADE_S),
+            wait=wait_fixed(LOOK_AGAIN_S),
+            retry_error_callback=lambda state: None,
+        )
+        facts: TopicFacts | None = look(lambda: topics.facts([topic]).get(topic))
         if facts is None:
             raise KafkaRefusal("kafka_topic_not_found", f"Kafka has no topic {topic}")
         cleaning = topics.cleaning(topic)

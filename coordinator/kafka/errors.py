@@ -61,12 +61,21 @@ class KafkaRefusal(Exception):
         self.message = message
 
 
+UNKNOWN = frozenset(
+    {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+)
+"""What is said of a topic that a broker does not know, by the broker or by the client."""
+
+
 def may_pass(error: BaseException) -> bool:
-    """Tell whether asking again may help: a new topic is not known to every broker at once."""
-    if not isinstance(error, KafkaException):
-        return False
-    code = error.args[0].code()
-    return code in TRANSIENT or code == KafkaError.UNKNOWN_TOPIC_OR_PART
+    """Tell whether asking again may help: a broker does not know a new topic at once, nor any topic
+    right after its start."""
+    return is_away(error) or (isinstance(error, KafkaException) and error.args[0].code() in UNKNOWN)
+
+
+def is_away(error: BaseException) -> bool:
+    """Tell whether a broker is away, or another has yet to take over for it."""
+    return isinstance(error, KafkaException) and error.args[0].code() in TRANSIENT
 
 
 class LoginRefusals:
@@ -95,6 +104,11 @@ def explain(
         message = f"Kafka at {bootstrap_servers} does not let this client in: {refusals.said}"
         return KafkaRefusal("kafka_login_refused", f"{message}; check --kafka-conf")
     if cause.name() in ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE"):
-        message = f"no Kafka broker answers at {bootstrap_servers}: is it running there?"
-        return KafkaRefusal("kafka_unavailable", message)
+        return no_broker_answers(bootstrap_servers)
     return KafkaRefusal("kafka_error", f"{cause.name()}: {cause.str()}")
+
+
+def no_broker_answers(bootstrap_servers: str) -> KafkaRefusal:
+    """Return the refusal that says so."""
+    message = f"no Kafka broker answers at {bootstrap_servers}: is it running there?"
+    return KafkaRefusal("kafka_unavailable", message)

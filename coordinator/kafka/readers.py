@@ -25,6 +25,9 @@ BEGINNING, END = -2, -1
 POLL_S = 0.2
 BATCH_MAX = 1_000
 FETCH_WAIT_MS = 100
+TAIL_WAIT_MS = 500
+"""Kafka answers as soon as there is something. A reader that also asks for bounds would have its
+question wait behind a fetch; the reader of a tail asks for nothing else."""
 
 
 def consumer(bootstrap_servers: str, group: str, **more: Any) -> Consumer:
@@ -64,9 +67,12 @@ class TailReader:
         hand_over: Callable[[list[Message]], None],
         failed: Callable[[str], None],
         pause_while: Callable[[], bool] = lambda: False,
+        **more: Any,
     ) -> None:
-        """`positions` maps (topic, partition) to the first offset to read, or `END`."""
-        self._consumer = consumer(bootstrap_servers, group)
+        """`positions` maps (topic, partition) to the first offset to read, or `END`; `more` is for
+        the client."""
+        settings = {"fetch.wait.max.ms": TAIL_WAIT_MS, **more}
+        self._consumer = consumer(bootstrap_servers, group, **settings)
         self._consumer.assign([TopicPartition(t, p, o) for (t, p), o in positions.items()])
         self._hand_over = hand_over
         self._failed = failed

@@ -16,6 +16,8 @@ SILENCE_S = 10.0
 """So long nothing may come of a partition before the broker is asked whether there is anything."""
 
 CALL_TIMEOUT_S = 1.0
+MOMENT_S = 0.1
+"""After so long, no other partition is asked about until the next time."""
 
 Place = tuple[str, int]
 
@@ -31,6 +33,7 @@ class StallDetector:
         self._reached: dict[Place, int] = {}
         self._doubted: dict[Place, int] = {}
         self._look_s = 0.0
+        self._to_look: list[Place] = []
 
     def assigned(self, places: Iterable[TopicPartition]) -> None:
         """Note what is read from now on."""
@@ -39,6 +42,7 @@ class StallDetector:
         self._reached = {}
         self._doubted = {}
         self._look_s = now + self._silence_s
+        self._to_look = []
 
     def note(self, message: Message) -> None:
         """Note a record, or that a partition was read to its end."""
@@ -47,18 +51,24 @@ class StallDetector:
         is_end = message.error() is not None
         self._reached[place] = int(message.offset() or 0) + (0 if is_end else 1)
 
+    def reached(self, topic: str) -> dict[int, int]:
+        """Return up to which offset each partition of a topic was read."""
+        return {place[1]: offset for place, offset in self._reached.items() if place[0] == topic}
+
     def check(self) -> None:
         """Ask about every partition that has been silent for long, now and then.
 
-        Raises KafkaException where twice in a row there was the same to be read, and nothing of it
-        came; and where the broker does not answer.
+        It asks for a moment at a time, so that a slow broker holds nobody up. Raises KafkaException
+        where twice in a row there was the same to be read, and nothing of it came; and where the
+        broker does not answer.
         """
         now = time.monotonic()
-        if now < self._look_s:
-            return
-        self._look_s = now + self._silence_s
-        for place, heard_s in self._heard_s.items():
-            if now - heard_s < self._silence_s:
+        if now >= self._look_s:
+            self._look_s = now + self._silence_s
+            self._to_look = [*self._heard_s]
+        while self._to_look and time.monotonic() - now < MOMENT_S:
+            place = self._to_look.pop()
+            if now - self._heard_s[place] < self._silence_s:
                 self._doubted.pop(place, None)
                 continue
             reached = self._reached.get(place, -1)

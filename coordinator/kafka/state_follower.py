@@ -83,6 +83,10 @@ class Link:
         )
         return int(low), int(end)
 
+    def reached(self, topic: str) -> dict[int, int]:
+        """Return up to which offset each partition was read, of those that have said something."""
+        return self._stall_detector.reached(topic)
+
     def assign(self, places: list[TopicPartition]) -> None:
         """Read these partitions, from these offsets on, and no others."""
         self.at_end = False

@@ -5,8 +5,8 @@ it would hold the interpreter, and the node's loop would wait for it; here it ta
 The process is started when it is first needed, answers one definition at a time over a pipe, and
 ends when the node's end of the pipe does, however the node ended.
 
-A message is its length, four bytes, and that much JSON: a definition one way, and back either its
-normal form or an objection.
+The process says when it is ready, and when it has a definition. A message is its length, four
+bytes, and that much JSON: a definition one way, and back either its normal form or an objection.
 """
 
 from __future__ import annotations
@@ -25,11 +25,19 @@ from typing import Any, BinaryIO
 
 from coordinator.language.ddl_commands import Definition, examine_here
 
+PROCESSOR_S = 2.5
+"""So much processor time one definition may take: ten times what the largest takes. The kernel ends
+the process that takes more, whatever it does."""
+
 PATIENCE_S = 10.0
-"""So long one definition may take: 40 times what the largest takes on an idle machine."""
+"""So long one definition may take, also where others have the processor."""
 
 ATTEMPTS_MAX = 3
-"""So often a definition is tried when the process dies, or is killed, over it."""
+"""So often a definition is tried when the process dies, or is killed, over it. One that took too
+much processor time is not tried again: that was no accident."""
+
+START_S = 30.0
+"""So long the process may take until it reads definitions, on a machine that has much to do."""
 
 FRAMES_MAX = 700
 """Whoever compiles an index later has 1,000 calls in each other, less those that led there. What
@@ -38,11 +46,12 @@ is accepted here got by on fewer."""
 NICENESS = 5
 """The node's own loop goes first where both want a core."""
 
-HARMLESS = Definition(("a",))
+HARMLESS = Definition(("a",), "a > 1")
 """If this one cannot be examined either, it is not the definition's fault."""
 
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 LENGTH = struct.Struct(">I")
+READY, TAKEN = b"+", b"?"
 
 
 class ExaminingError(Exception):
@@ -63,6 +72,9 @@ class Examiner:
         self._patience_s = patience_s
         self._serving = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
+        self._is_asked = False
+        """Whether the process that is asked has the question: what ends it then, is due to that."""
         self._closed = False
 
     def examine(self, definition: Definition) -> Definition | str:
@@ -77,7 +89,8 @@ class Examiner:
                 try:
                     return self._examined(definition)
                 except (OSError, ValueError) as error:
-                    self._kill()
+                    if self._kill() == -signal.SIGVTALRM and self._is_asked:
+                        return "its expressions take too long to read: use shorter or fewer ones"
                     last = error
             try:
                 self._examined(HARMLESS)
@@ -105,24 +118,30 @@ class Examiner:
 
     def _ask(self, question: bytes) -> bytes:
         """Return the answer to a message. Raises OSError, ValueError."""
+        self._is_asked = False
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
+        answers = process.stdout.fileno()
+        if not self._ready:
+            self._read(answers, len(READY), time.monotonic() + START_S)
+            self._ready = True
         deadline_s = time.monotonic() + self._patience_s
         self._write(process.stdin.fileno(), LENGTH.pack(len(question)) + question, deadline_s)
-        answer = self._read(process.stdout.fileno(), LENGTH.size, deadline_s)
+        self._is_asked = self._read(answers, len(TAKEN), deadline_s) == TAKEN
+        answer = self._read(answers, LENGTH.size, deadline_s)
         (size,) = LENGTH.unpack(answer)
         if size > MESSAGE_BYTES_MAX:
             raise ValueError(f"an answer of {size} bytes")
-        return self._read(process.stdout.fileno(), size, deadline_s)
+        return self._read(answers, size, deadline_s)
 
     def _write(self, pipe: int, message: bytes, deadline_s: float) -> None:
-        """Write a message to a pipe. Raises OSError: it is not read, or not in time."""
+        """Write a message to a pipe. Raises OSError: it is not taken, or not in time."""
         left = memoryview(message)
         while left:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not select.select([], [pipe], [], left_s)[1]:
-                raise TimeoutError(f"not taken within {self._patience_s:g} s")
+                raise TimeoutError("not taken in time")
             left = left[os.write(pipe, left) :]
 
     def _read(self, pipe: int, size: int, deadline_s: float) -> bytes:
@@ -131,7 +150,7 @@ class Examiner:
         while len(found) < size:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not select.select([pipe], [], [], left_s)[0]:
-                raise TimeoutError(f"no answer within {self._patience_s:g} s")
+                raise TimeoutError("no answer in time")
             piece = os.read(pipe, size - len(found))
             if not piece:
                 raise ConnectionError("the process has ended")
@@ -154,17 +173,21 @@ class Examiner:
                 os.set_blocking(self._process.stdin.fileno(), False)
             except OSError as error:
                 raise ConnectionError(f"no process can be started: {error}") from error
+            if self._closed:  # Meanwhile: who closes it has not seen this process.
+                raise ConnectionError("the node is stopping")
         return self._process
 
-    def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                with suppress(OSError):
-                    pipe.close()
-            process.wait()
+    def _kill(self) -> int:
+        """End the process; return its exit code, negative for a signal, 0 if there is none."""
+        process, self._process, self._ready = self._process, None, False
+        if process is None:
+            return 0
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            with suppress(OSError):
+                pipe.close()
+        return process.wait()
 
 
 def _result(answer: bytes) -> Definition | str:
@@ -187,9 +210,16 @@ def main() -> None:
         os.nice(NICENESS)
     sys.setrecursionlimit(FRAMES_MAX)
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
+    examine_here(HARMLESS)  # What that imports is no part of the first question.
+    answers.write(READY)
+    answers.flush()
     while (question := _message(questions)) is not None:
+        answers.write(TAKEN)
+        answers.flush()
+        signal.setitimer(signal.ITIMER_VIRTUAL, PROCESSOR_S)  # Then it ends.
         expressions, where = json.loads(question)
         found: Any = examine_here(Definition(tuple(expressions), where))
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         answer = json.dumps(found).encode()
         answers.write(LENGTH.pack(len(answer)) + answer)
         answers.flush()

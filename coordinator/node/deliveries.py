@@ -250,7 +250,7 @@ class Deliveries:
                 while True:
                     wake.clear()
                     found = [*place.take(BATCH_MAX, self._changes.newest)]
-                    while place.waiting and place.waiting[0].change.event.txn == _txn(found):
+                    while (more := place.following) and more.change.event.txn == _txn(found):
                         found += place.take(1, self._changes.newest)
                     if found or (place.position > after and time.monotonic() - told_s > IDLE_S):
                         after, told_s = place.position, time.monotonic()

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaException, Message
 
@@ -33,6 +33,8 @@ from coordinator.core.node import Node
 from coordinator.kafka.agents import Folds
 from coordinator.kafka.archive_segments import ArchiveError
 from coordinator.kafka.document_topics import TopicFacts, examined
+from coordinator.kafka.errors import KafkaRefusal, is_away
+from coordinator.kafka.failover_log_ends import FailoverLogEnds
 from coordinator.kafka.history_archive import HistoryArchive
 from coordinator.kafka.history_log import HistoryLog
 from coordinator.kafka.history_retention import HistoryRetention
@@ -65,9 +67,16 @@ from coordinator.node.subscriptions import Subscriptions
 from coordinator.node.topic_positions import TopicPositions
 from coordinator.node.watchdog import Watchdog
 
+R = TypeVar("R")
+
 log = logging.getLogger("coordinator")
 
 TICK_S = 0.05
+
+TOGETHER = {"fetch.min.bytes": 65_536, "fetch.wait.max.ms": 100}
+"""Heartbeats may be late by so much: Kafka hands those of all processes over in one answer."""
+
+AWAY_PAUSE_S = 0.2
 DDL_PAUSE_S = 0.01
 DDL_PORTION = 16
 """So many commands are examined before the master is given them: those behind may take longer."""
@@ -136,6 +145,7 @@ class Shell:
         self.metrics.retention = self.retention
         self.stability_log = StabilityLog(bootstrap_servers, cluster)
         self.positions = TopicPositions(bootstrap_servers)
+        self.failover_log_ends = FailoverLogEnds(bootstrap_servers, cluster)
         self.subscriptions = Subscriptions(
             bootstrap_servers,
             cluster,
@@ -225,7 +235,7 @@ class Shell:
         try:
             patience_s = self.node.config.stall_ms / 1000
             self._watchdog = Watchdog(lambda: self._turns, patience_s)
-            self._beats = self._follow_tail(HEARTBEAT, {(HEARTBEAT, 0): END})
+            self._beats = self._follow_tail(HEARTBEAT, {(HEARTBEAT, 0): END}, **TOGETHER)
             self.feed(started)
             self._spawn(self.subscriptions.run())
             await self._tick()
@@ -287,6 +297,7 @@ class Shell:
         await asyncio.to_thread(self.history.close)
         await asyncio.to_thread(self.stability_log.close)
         self.positions.close()
+        self.failover_log_ends.close()
         await asyncio.to_thread(self.examiner.close)
         for reader in self._readers:
             await asyncio.to_thread(reader.stop)
@@ -408,11 +419,16 @@ class Shell:
     async def _start_fold(self, fold: Folds) -> None:
         try:
             await fold.start()
+        except KafkaRefusal as refusal:
+            log.error("%s [%s]", refusal.message, refusal.code)
+            self._stop(EXIT_FAILED)
         except Exception:
             log.exception("the Faust application did not start")
             self._stop(EXIT_FAILED)
 
-    def _follow_tail(self, name: str, places: Mapping[tuple[str, int], int]) -> TailReader:
+    def _follow_tail(
+        self, name: str, places: Mapping[tuple[str, int], int], **more: Any
+    ) -> TailReader:
         """Read partitions of topics from these offsets on, and feed what comes."""
 
         def hand_over(messages: list[Message]) -> None:
@@ -424,6 +440,7 @@ class Shell:
             {(topic_name(self._cluster, t), p): begin for (t, p), begin in places.items()},
             hand_over,
             self._reader_failed,
+            **more,
         )
 
     def _tail_read(self, name: str, messages: list[Message]) -> None:
@@ -449,13 +466,16 @@ class Shell:
         topic = topic_name(self._cluster, DDL)
         positions: dict[tuple[str, int], int] = {}
         for partition in range(DDL_PARTITIONS):
+            ask = partial(watermarks, self._servers, topic, partition)
             try:
-                low, _ = await asyncio.to_thread(watermarks, self._servers, topic, partition)
+                found = await self._once_there(ask, lambda: reading == self._ddl_reading)
             except Exception as error:
                 # A master that does not read the topic would never be missed.
                 self._reader_failed(f"{topic}/{partition}: {error}")
                 return
-            begin = consumed.get(partition, -1) + 1
+            if found is None:
+                return
+            low, begin = found[0], consumed.get(partition, -1) + 1
             if begin < low:
                 log.warning("%s/%d begins at %d, not at %d", topic, partition, low, begin)
             positions[(topic, partition)] = max(begin, low)
@@ -469,6 +489,19 @@ class Shell:
             self._reader_failed,
             pause_while=self._ddl_is_behind,
         )
+
+    async def _once_there(self, ask: Callable[[], R], is_wanted: Callable[[], bool]) -> R | None:
+        """Return what Kafka answers, asked again while the broker is away; None if nobody wants it
+        any more. Raises what else `ask` does.
+        """
+        while is_wanted() and not self.stopped.is_set():
+            try:
+                return await asyncio.to_thread(ask)
+            except KafkaException as error:
+                if not is_away(error):
+                    raise
+                await asyncio.sleep(AWAY_PAUSE_S)
+        return None
 
     def _ddl_is_behind(self) -> bool:
         master = self.node.master
@@ -533,19 +566,23 @@ class Shell:
         self._spawn(self._read_above(effect.token, effect.cas))
 
     async def _read_above(self, token: int, above: Cas) -> None:
-        """Read the end of `statecontext`. A master that cannot stops: it would wait for ever."""
+        """Read the end of `statecontext`, once the broker is there.
+
+        A master that cannot stops: it would wait for ever.
+        """
 
         def read() -> tuple[Any, ...]:
             batches = self._sources.events(self._cas_base, above, Cas(0))
             return tuple(event for batch in batches for event in batch)
 
         try:
-            events = await asyncio.to_thread(read)
+            events = await self._once_there(read, lambda: True)
         except KafkaException as error:
             log.error("statecontext could not be read: %s", error)
             self._stop(EXIT_FAILED)
             return
-        self.feed(inputs.TailRead(token, events))
+        if events is not None:
+            self.feed(inputs.TailRead(token, events))
 
     def _take_snapshot(self, effect: effects.TakeSnapshot) -> None:
         self._spawn(self._write_copy(effect))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +23,11 @@ from typing import Any
 
 from rocksdict import WriteBatch
 
+from coordinator.core.catalog.ddl import VBUCKETS
 from coordinator.core.model.entities import Rollback
 from coordinator.core.model.stream_records import BuildProgress, ConnectionRead, GenerationTaken
 from coordinator.core.model.vectors import Vector
+from coordinator.core.timestamps.algorithms import Log, is_lost
 from coordinator.kafka.topics import STREAM_PARTITIONS
 from indexer_sim.bucket.allocation import NONE, Slices
 from indexer_sim.bucket.back_index import BackIndex
@@ -125,6 +127,11 @@ class Bucket:
         self.size_bytes = 0
         """What the database takes, as it was looked up last."""
         self.timeline = Timeline()
+        self._histories: dict[int, Log] = {}
+        """Of each vbucket as it was told last."""
+        self.lost: frozenset[int] = frozenset()
+        """Vbuckets of which something is held that the store has no more, as far as is known. It
+        is known before what is lost can be read."""
         self.last_persistence = self.last_stability = 0
         self.checkpointed = 0
         self.rolled_back = 0
@@ -178,6 +185,7 @@ class Bucket:
         self.topic = topics[0] if topics else ""
         self.timeline = Timeline()
         self.stale = self.damaged = False
+        self.lost = self._lost_of(self._histories)
         self.publish()
 
     def _load_tracker(self, indexes: Mapping[int, Any]) -> Tracker:
@@ -214,6 +222,37 @@ class Bucket:
         with self.lock:
             self.tracker.know(vbuckets)
             self.publish()
+
+    def may_have(self, vbucket: int) -> bool:
+        """Tell whether there may be a vbucket of this number."""
+        return 0 <= vbucket < (self.vbuckets or VBUCKETS)
+
+    def hear(self, vbucket: int, history: Log, busy_s: float) -> bool:
+        """Take which branches a vbucket has had: scans end with this, if what is held is lost.
+
+        False: the bucket is busy for longer than that.
+        """
+        if not self.lock.acquire(timeout=busy_s):
+            return False
+        try:
+            self._histories[vbucket] = history
+            # A write that has failed has left the tracker ahead of what can be read.
+            kept = self.lost if self.stale or self.damaged else self.lost - {vbucket}
+            self.lost = kept | self._lost_of((vbucket,))
+        finally:
+            self.lock.release()
+        return True
+
+    def _lost_of(self, vbuckets: Iterable[int]) -> frozenset[int]:
+        """Return of which of these vbuckets something is held that is lost."""
+        found = set()
+        for vbucket in vbuckets:
+            history, progress = self._histories.get(vbucket), self.tracker.progress.get(vbucket)
+            if history is None or progress is None or progress.vbuuid == history[0].vbuuid:
+                continue
+            if is_lost(history, progress.vbuuid, progress.applied):
+                found.add(vbucket)
+        return frozenset(found)
 
     def publish(self) -> None:
         """Let others know what there is now."""
@@ -379,6 +418,7 @@ class Bucket:
             self.write(batch, sync=True)
             self.rolled_back, self._recovering = rollback.number, in_use
             self._is_recovered = False
+            self.lost = self._lost_of(self._histories)
             self.publish()
         return said
 
@@ -408,6 +448,8 @@ class Bucket:
 
         `epochs` are the leader epochs of what lies before these offsets.
         """
+        touched = frozenset(self.tracker.dirty.progress if self._histories else ())
+        self.lost |= self._lost_of(touched)
         batch = WriteBatch(raw_mode=True)
         undone = self._settlement().settle(batch, changes) if changes else []
         self.sizes.put(batch)
@@ -421,6 +463,7 @@ class Bucket:
         if self.topic:
             batch.put(TOPIC, self.topic.encode())
         self.write(batch, sync=False)
+        self.lost = self.lost - touched | self._lost_of(touched)
         self._stand(offsets, epochs)
         self.publish()
         self.timeline.add(undone)

@@ -572,7 +572,7 @@ class Tracker:
             progress.change(BEGUN_WITHIN)
             progress.vbuuid, progress.seqno = vbuuid, seqno
             progress.begun = progress.synced = progress.floor = seqno
-            progress.catchup = NO_CONNECTION
+            progress.partial, progress.catchup = Seqno(0), NO_CONNECTION
             self.boundaries[vbucket] = [seqno]
         elif not goes_on:
             progress.change(BEGUN_ON_A_BRANCH)

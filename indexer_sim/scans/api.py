@@ -13,6 +13,8 @@ A request, JSON; bytes are hexadecimal:
     consistency                       "any", {"at_least": vector}, {"consistent": number or 0},
                                       or both
     rollback                          the number of the last rollback of the bucket, 0 for none
+    failover_log                      up to which offset of each of its partitions it must have
+                                      been read; none, for none of them
     last_good                         whether a snapshot that it has left will do, meanwhile
     timeout_ms                        how long it may wait for that
 
@@ -109,13 +111,15 @@ class Wanted:
 
     `at_least` are places of some vbuckets; with `timestamp`, that is to have them. Neither: as it
     is. The bucket must have done the `rollback` of this number, and have recovered from it; for
-    the `last_good` snapshot it need not have recovered.
+    the `last_good` snapshot it need not have recovered. Up to the offsets of `failover_log` it must
+    be known here what the store has lost.
     """
 
     at_least: Places | None = None
     timestamp: int | None = None
     rollback: int = 0
     last_good: bool = False
+    failover_log: tuple[int, ...] = ()
 
 
 class View(Protocol):
@@ -189,6 +193,7 @@ def read_scan(body: bytes, indexer: int) -> Scan:
                 _wanted(asked.get("consistency", "any")),
                 rollback=int(asked.get("rollback", 0)),
                 last_good=bool(asked.get("last_good", False)),
+                failover_log=tuple(map(int, asked.get("failover_log", ()))),
             ),
             timeout_ms=min(max(int(asked.get("timeout_ms", TIMEOUT_MS)), 0), 60_000),
         )

@@ -6,7 +6,7 @@ what a bucket has published is in any moment that is made later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from coordinator.core.keys.collation import Bounds
 from coordinator.core.model.vectors import Places, Vector
@@ -21,11 +21,17 @@ CHUNK = 128
 """So many entries are read at once: a seek costs as much as a few."""
 
 
+Heard = Callable[[str], tuple[int, ...]]
+"""The offset behind the last record of each partition of `failover-log` that a bucket knows."""
+
+
 class StorageReading:
     """The storage of an indexer, for scans; any thread may use it."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, heard: Heard = lambda _: ()) -> None:
+        """`heard` tells up to where in `failover-log` a bucket knows everything."""
         self._storage = storage
+        self._heard = heard
 
     def view(
         self, index_id: int, slices: tuple[int, ...], *, shard: int, build: int, wanted: Wanted
@@ -34,6 +40,9 @@ class StorageReading:
         bucket = self._storage.bucket_of(index_id)
         if bucket is None:
             raise ScanRefused("index_not_found", f"index {index_id} is not here")
+        heard = self._heard(bucket.name)
+        if any(offset < end for offset, end in zip(heard, wanted.failover_log, strict=False)):
+            raise ScanRefused("timestamp_not_reached", "the histories of vbuckets are not read yet")
         remade, published = bucket.remade, bucket.published
         _check(bucket, published, index_id, slices, shard, build, wanted)
         if wanted.timestamp is not None:
@@ -44,6 +53,9 @@ class StorageReading:
             if moment is None:
                 raise _recovering()
             view = SlicesView(moment, index_id)
+        if lost := len(bucket.lost):
+            # Looked up after the moment was made: what is lost is known before it is written.
+            raise _rolling_back(index_id, lost)
         if remade % 2 or remade != bucket.remade:
             # What was checked may not be what is read.
             raise _recovering("what is held of the index is changing")
@@ -68,9 +80,7 @@ def _check(
     state = published.states.get(index_id, State())
     is_behind = published.rollback < wanted.rollback or published.branched
     if is_behind or (published.recovering and not wanted.last_good):
-        left = len(published.branched) + len(published.gaps)
-        text = f"index {index_id} goes back to what the store still has"
-        raise ScanRefused("index_rolling_back", text, {"vbuckets": left})
+        raise _rolling_back(index_id, len(published.branched) + len(published.gaps))
     if published.recovering and not state.complete:
         raise ScanRefused("index_rolling_back", f"no snapshot of index {index_id} is left")
     if not state.complete or build not in (0, state.build):
@@ -112,6 +122,11 @@ def _stable_view(bucket: Bucket, index_id: int, build: int, wanted: Wanted) -> S
         held=tuple(sorted(kept)),
         overlay=overlay,
     )
+
+
+def _rolling_back(index_id: int, vbuckets: int) -> ScanRefused:
+    text = f"index {index_id} goes back to what the store still has"
+    return ScanRefused("index_rolling_back", text, {"vbuckets": vbuckets})
 
 
 def _recovering(why: str = "the storage is being opened again") -> ScanRefused:

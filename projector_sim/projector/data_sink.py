@@ -23,7 +23,7 @@ from coordinator.core.model.stream_records import (
     KeyVersions,
     StreamBegin,
     StreamEnd,
-    Sync,
+    SyncVector,
 )
 from coordinator.kafka.address import client_settings
 from coordinator.kafka.errors import may_pass
@@ -50,7 +50,7 @@ TOPICS: dict[type, str] = {
     StreamBegin: STREAM_BEGIN,
     StreamEnd: STREAM_END,
     ConnectionClosed: STREAM_END,
-    Sync: SYNC,
+    SyncVector: SYNC,
     FailoverLog: FAILOVER_LOG,
 }
 
@@ -99,15 +99,17 @@ class DataSink:
         )
 
     def control(
-        self, vbucket: int, record: StreamBegin | StreamEnd | Sync | ConnectionClosed | FailoverLog
+        self,
+        place: int,
+        record: StreamBegin | StreamEnd | SyncVector | ConnectionClosed | FailoverLog,
     ) -> None:
-        """Send a control record; that of a whole connection goes where vbucket 0 goes."""
+        """Send a control record; `place` is its vbucket, or says where one of several goes."""
         partitions = STREAM_PARTITIONS if isinstance(record, FailoverLog) else self._of_sync()
         key = record.bucket
-        if not isinstance(record, ConnectionClosed):
-            key = f"{key}/{vbucket}"
+        if not isinstance(record, SyncVector | ConnectionClosed):
+            key = f"{key}/{place}"
         topic = self._topics[type(record)]
-        self._produce(topic, codec.encode(record), key.encode(), vbucket % partitions, None)
+        self._produce(topic, codec.encode(record), key.encode(), place % partitions, None)
 
     def _of_sync(self) -> int:
         """Return how many partitions `sync` has: Kafka is asked until it has said so.

@@ -13,11 +13,11 @@ from typing import Any
 from coordinator.core.keys.topology import topology_of
 from coordinator.core.model.entities import Index
 from coordinator.language.expressions import (
+    Compiled,
     Evaluator,
     ExpressionError,
     Requirement,
-    compile_index,
-    required_by,
+    compile_whole,
 )
 
 
@@ -27,7 +27,7 @@ class Route:
 
     `place_of` tells the place of a key's slice; None: there is only one. `numbers` and `hosts`
     hold, by place, the slice's number and the indexers that have it. A document that does not have
-    what is `required` is not in the index.
+    what is `required` is not in the index. `fields` are those that the evaluator can look at.
     """
 
     index: Index
@@ -35,7 +35,8 @@ class Route:
     place_of: Callable[[bytes], int] | None
     numbers: tuple[int, ...]
     hosts: tuple[frozenset[int], ...]
-    required: Requirement | None = None
+    required: Requirement | None
+    fields: frozenset[str]
 
     @property
     def indexers(self) -> frozenset[int]:
@@ -49,7 +50,7 @@ class RouteError(Exception):
 def route(index: Index) -> Route:
     """Return the route of an index. Raises RouteError."""
     try:
-        evaluate, required = _evaluator_of(replace(index, **NOT_OF_THE_KEY))
+        compiled = _compiled(replace(index, **NOT_OF_THE_KEY))
         topology = topology_of(index)
     except (ExpressionError, ValueError) as error:
         raise RouteError(str(error)) from error
@@ -60,11 +61,12 @@ def route(index: Index) -> Route:
     shards = [[topology.shard_of(replica, one) for replica in replicas] for one in index.slices]
     return Route(
         index,
-        evaluate,
+        compiled.evaluate,
         (lambda key: slice_of(key).number) if len(index.slices) > 1 else None,
         tuple(piece.number for piece in index.slices),
         tuple(frozenset(shard.indexer for shard in some if shard) for some in shards),
-        required,
+        compiled.required,
+        compiled.fields,
     )
 
 
@@ -93,11 +95,9 @@ NOT_OF_THE_KEY: dict[str, Any] = {
 
 
 @lru_cache(maxsize=4_096)
-def _evaluator_of(index: Index) -> tuple[Evaluator, Requirement | None]:
-    """Return the evaluator of a definition, and what it requires: indexes that have the same one,
-    as an index and its parts do, share it."""
-    required = None if index.where is None else required_by(index.where)
-    return compile_index(index), required
+def _compiled(index: Index) -> Compiled:
+    """Compile a definition. An index and its parts, which have the same one, share it."""
+    return compile_whole(index)
 
 
 class Routes:

@@ -579,6 +579,7 @@ class Projector:
                 waiting=self.planner.waiting(_mono_ms()),
                 backfills=self.planner.progress(),
                 topics=self._topics.status() if self._topics is not None else (),
+                period_ms=self.options.heartbeat_ms,
             )
         )
 

@@ -34,7 +34,6 @@ from coordinator.core.keys.key_versions import (
     NO_SLICE,
     PLACED_HEAD,
     PLACES,
-    SYNC,
     Item,
     Placed,
     Where,
@@ -44,6 +43,7 @@ from coordinator.core.keys.key_versions import (
     is_of_one_mutation,
     pack,
     pack_many,
+    pack_syncs,
     unpack_placed,
 )
 from coordinator.core.model.stream_records import (
@@ -55,11 +55,12 @@ from coordinator.core.model.stream_records import (
     KeyVersions,
     StreamBegin,
     StreamEnd,
-    Sync,
+    SyncVector,
 )
 from coordinator.core.model.types import Seqno
 from coordinator.language.expressions import Evaluator
 from projector_sim.projector.connection_runs import Run
+from projector_sim.projector.document_reader import Reader, reader_of
 from projector_sim.projector.evaluation_plan import Route
 from projector_sim.protocol.frames import MUTATION, Kind, Reason
 
@@ -75,6 +76,9 @@ A mutation has a key of up to 4 KiB in each index: with many indexes they fit in
 
 ITEM_BYTES_MAX = 64 * 1024
 """So many bytes the places of one item have at most, about."""
+
+SYNCED_MAX = 16_384
+"""Of so many vbuckets one record says how far they have come: 288 KB."""
 
 VBUCKET = struct.Struct(">H")
 BEGIN_HEAD = struct.Struct(">HQQH")
@@ -95,8 +99,11 @@ class Sink(Protocol):
     def items(self, partition: int, indexer: int, record: KeyVersions) -> None: ...
 
     def control(
-        self, vbucket: int, record: StreamBegin | StreamEnd | Sync | ConnectionClosed | FailoverLog
-    ) -> None: ...
+        self,
+        place: int,
+        record: StreamBegin | StreamEnd | SyncVector | ConnectionClosed | FailoverLog,
+    ) -> None:
+        """`place` is the record's vbucket; of one that has several, any number."""
 
 
 class Host:
@@ -175,7 +182,8 @@ class Router:
     ) -> None:
         """`repeats`: its source may send older mutations of a document, too, before the last one.
 
-        `garbage` is told of each document that is no JSON: vbucket, seqno and text.
+        `garbage` is told of each document that is no JSON: vbucket, seqno and text. Without it the
+        source has JSON only, and of its documents no more is read than the indexes refer to.
         """
         self.run = run
         self._record_bytes_max = record_bytes_max
@@ -186,6 +194,7 @@ class Router:
         self._says_absent = run.kind != BACKFILL or repeats
         """A backfill does not say where a document is not, unless an older one came before."""
         self._garbage = garbage
+        self._read: Reader = orjson.loads
         self._sink = sink
         self._projector = projector
         self._partitions = partitions
@@ -249,6 +258,8 @@ class Router:
             indexer: tuple(self.run.carried[index_id].build for index_id in indexes)
             for indexer, indexes in lists.items()
         }
+        if self._garbage is None:
+            self._read = reader_of(frozenset().union(*(route.fields for route in ordered)))
         for lane in self._lanes:
             lane.hosts = {i: Host(indexes, builds[i]) for i, indexes in lists.items()}
             lane.rows = tuple(_row(route, lane.hosts) for route in ordered)
@@ -276,7 +287,7 @@ class Router:
         log = tuple(FailoverBranch(*b) for b in BRANCH.iter_unpack(body[BEGIN_HEAD.size :]))
         run.histories[vbucket] = history(vbucket, log)
         self._synced[vbucket] = seqno
-        self._tell(
+        self._tell_of(
             vbucket, StreamBegin, vbuuid=vbuuid, seqno=seqno, kind=run.kind, number=run.number
         )
         if run.kind == MAINTENANCE:
@@ -318,7 +329,7 @@ class Router:
         singly = says_absent and vbucket in self.run.shares
         hosts = tuple(lane.hosts.values())
         unpack, entry_size, end = MUTATION.unpack_from, MUTATION.size, len(body)
-        loads, pack_head, pack_place = orjson.loads, MUTATION_HEAD.pack, PLACED_HEAD.pack
+        loads, pack_head, pack_place = self._read, MUTATION_HEAD.pack, PLACED_HEAD.pack
         errors, item_bytes_max = self.errors, self._item_bytes_max
         size, limit = lane.size, FLUSH_BYTES
         at, count, seqno = VBUCKET.size, 0, 0
@@ -417,13 +428,15 @@ class Router:
                 reached.append((vbucket, seqno))
         if run.kind != MAINTENANCE:
             return
-        for vbucket, seqno in reached:
-            self._to_all(pack(Item(SYNC, vbucket, seqno)), vbucket)
+        apart: list[list[tuple[int, Seqno]]] = [[] for _ in range(self._partitions)]
+        for position in reached:
+            apart[position[0] % self._partitions].append(position)
+        for some in apart:
+            for item in pack_syncs(some):
+                self._to_all(item, some[0][0])
         self.flush()
-        for vbucket, seqno in reached:
-            self._synced[vbucket] = seqno
-            self._said.add(vbucket)
-            self._tell(vbucket, Sync, vbuuid=run.vbuuids[vbucket], seqno=seqno)
+        self._synced.update(reached)
+        self._tell_synced([vbucket for vbucket, _ in reached])
 
     def repeat(self) -> None:
         """Say how far vbuckets have come that were not spoken of since the last call.
@@ -434,8 +447,7 @@ class Router:
         if self.run.kind != MAINTENANCE:
             return
         self.probe()
-        for vbucket in sorted(self.run.positions.keys() - self._said):
-            self._tell(vbucket, Sync, vbuuid=self.run.vbuuids[vbucket], seqno=self._synced[vbucket])
+        self._tell_synced(sorted(self.run.positions.keys() - self._said))
         self._said.clear()
 
     def probe(self) -> None:
@@ -472,7 +484,9 @@ class Router:
         run.refused[vbucket] = seqno
         run.positions.pop(vbucket, None)
         vbuuid, begun = run.starts.get(vbucket, (0, 0)) if run.starts else (0, 0)
-        self._tell(vbucket, StreamEnd, vbuuid=vbuuid, seqno=begun, kind=run.kind, reason="rollback")
+        self._tell_of(
+            vbucket, StreamEnd, vbuuid=vbuuid, seqno=begun, kind=run.kind, reason="rollback"
+        )
 
     def close(self, reason: str, *, lost: bool = False) -> None:
         """Send what is left, end each vbucket and the connection.
@@ -498,7 +512,7 @@ class Router:
                 self._flush(partition)
         over, self._over_soon = self._over_soon, []
         for vbucket, seqno, reason in over:
-            self._tell(
+            self._tell_of(
                 vbucket,
                 StreamEnd,
                 vbuuid=self.run.vbuuids[vbucket],
@@ -565,11 +579,26 @@ class Router:
         if lane.size > FLUSH_BYTES:
             self._flush(vbucket % self._partitions)
 
-    def _tell(self, vbucket: int, record_type: type, **fields: Any) -> None:
+    def _tell_synced(self, vbuckets: Sequence[int]) -> None:
+        """Tell how far vbuckets have come. Those of one connection go to one partition."""
+        self._said.update(vbuckets)
+        for at in range(0, len(vbuckets), SYNCED_MAX):
+            some = vbuckets[at : at + SYNCED_MAX]
+            self._tell(
+                self.run.connection,
+                SyncVector,
+                vbuckets=struct.pack(f"<{len(some)}H", *some),
+                vbuuids=struct.pack(f"<{len(some)}Q", *map(self.run.vbuuids.__getitem__, some)),
+                seqnos=struct.pack(f"<{len(some)}Q", *map(self._synced.__getitem__, some)),
+            )
+
+    def _tell_of(self, vbucket: int, record_type: type, **fields: Any) -> None:
+        """Send a control record of a vbucket."""
+        self._tell(vbucket, record_type, vbucket=vbucket, **fields)
+
+    def _tell(self, place: int, record_type: type, **fields: Any) -> None:
         """Send a control record of this connection; it has the next ordinal."""
         self.run.ordinal += 1
-        if record_type is not ConnectionClosed:
-            fields["vbucket"] = vbucket
         record = record_type(
             bucket=self.run.bucket,
             projector=self._projector,
@@ -578,7 +607,7 @@ class Router:
             at_ms=self._wall_ms(),
             **fields,
         )
-        self._sink.control(vbucket, record)
+        self._sink.control(place, record)
 
 
 def _row(route: Route, hosts: Mapping[int, Host]) -> Row:

@@ -507,7 +507,9 @@ class StreamPlanner:
         pending = [i for i in self.indexes.values() if i.state == PENDING]
         found: list[tuple[Index, str]] = []
         for index in sorted(pending, key=lambda index: index.id):
-            reason = self._why_not(index) or self._mismatch(index.bucket)
+            reason = self._why_not(index)
+            if not reason and not self._may_be_adopted(index.bucket):
+                reason = self._mismatch(index.bucket)
             if reason or self._is_carried(index):
                 found.append((index, reason))
         return found
@@ -515,6 +517,12 @@ class StreamPlanner:
     def _mismatch(self, bucket: str) -> str:
         entity, found = self.buckets.get(bucket), self._found(bucket)
         return mismatch(entity, found.vbuckets) if entity is not None and found is not None else ""
+
+    def _may_be_adopted(self, bucket: str) -> bool:
+        """Tell whether the master takes the store's number of vbuckets, or has taken it already:
+        it does until something was streamed."""
+        entity = self.buckets.get(bucket)
+        return entity is not None and not entity.topic and bucket not in self.streams
 
     def _is_carried(self, index: Index) -> bool:
         there = self._fitting(index.bucket)

@@ -73,8 +73,8 @@ def end_query(query: StreamingQuery, busy: threading.Lock) -> None:
     _bounded(query.stop, QUERY_STOP_S)
 
 
-def end_session(spark: SparkSession) -> None:
-    """Stop Spark, and end its JVM; returns within some seconds."""
+def end_session(spark: SparkSession, *, jvm_stop_s: float = JVM_STOP_S) -> None:
+    """Stop Spark, and end its JVM, by force after `jvm_stop_s`."""
     gateway: Any = spark.sparkContext._gateway
     _bounded(spark.stop, JVM_STOP_S)
     with suppress(Exception):
@@ -85,7 +85,7 @@ def end_session(spark: SparkSession) -> None:
     with suppress(OSError):
         jvm.stdin.close()
     try:
-        jvm.wait(JVM_STOP_S)
+        jvm.wait(jvm_stop_s)
     except Exception:
         jvm.kill()
         jvm.wait()

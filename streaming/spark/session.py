@@ -15,17 +15,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import pyspark
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession, functions
 
+from coordinator.runtime import class_archive
 from coordinator.runtime.errors import EmbeddedError
 from coordinator.runtime.java import find_java
 from streaming.spark.jars import DELTA_VERSION, VERSION, spark_classpath
@@ -48,7 +51,7 @@ TUNED: Mapping[str, str] = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     "spark.sql.streaming.metricsEnabled": "false",
@@ -89,6 +92,8 @@ class SparkOptions:
     """For what Spark keeps while it runs."""
     heap_mb: int = HEAP_MB
     conf: Mapping[str, str] = field(default_factory=dict)
+    classes_to: Path | None = None
+    """Have the JVM write a class archive to this file when it ends; that takes some seconds."""
 
 
 def start(options: SparkOptions, *, with_delta: bool = False) -> SparkSession:
@@ -114,22 +119,45 @@ def start(options: SparkOptions, *, with_delta: bool = False) -> SparkSession:
         **(LOCAL if local else {"spark.jars": jars.replace(os.pathsep, ",")}),
         "spark.driver.memory": f"{options.heap_mb}m",
         "spark.driver.extraClassPath": jars,
-        "spark.driver.extraJavaOptions": " ".join(
-            (
-                "-XX:+UseSerialGC",
-                *COMPILER,
-                f"-Dlog4j2.configurationFile={LOGGING}",
-                f"-Djava.io.tmpdir={scratch}",
-            )
-        ),
         "spark.local.dir": str(scratch),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         **options.conf,
     }
     builder = SparkSession.builder.master(options.master).appName(options.name)
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
+    flags = (
+        *("-XX:+UseSerialGC", *COMPILER, f"-XX:ErrorFile={scratch / 'jvm-crash.log'}"),
+        *(f"-Dlog4j2.configurationFile={LOGGING}", f"-Djava.io.tmpdir={scratch}"),
+    )
+
+    def started(*more: str) -> SparkSession:
+        """Start a JVM with these flags, unless `conf` has others."""
+        written = {"spark.driver.extraJavaOptions": java_options((*flags, *more)), **settings}
+        for name, value in written.items():
+            builder.config(name, value)
+        return builder.getOrCreate()
+
+    if options.classes_to is not None:
+        return started(*class_archive.flags_to_write(options.classes_to))
+    archive = class_archive_of(java.path, jars)
+    try:
+        return started(*class_archive.flags_with(archive))
+    except PySparkRuntimeError:
+        if archive is None or not archive.exists():
+            raise
+    session = started()
+    class_archive.forget(archive)  # It was damaged: without it the JVM starts.
+    return session
+
+
+def java_options(flags: Iterable[str]) -> str:
+    """Return flags as Spark reads them from one setting: a path may have spaces."""
+    return " ".join('"{}"'.format(flag.replace("\\", "\\\\").replace('"', '\\"')) for flag in flags)
+
+
+def class_archive_of(java: Path, connectors: str) -> Path | None:
+    """Return where the class archive of Spark's JVM is kept: of one without Delta Lake."""
+    of_spark = sorted(map(str, Path(pyspark.__file__).parent.glob("jars/*.jar")))
+    return class_archive.archive_path(java, os.pathsep.join((connectors, *of_spark)))
 
 
 def _in_submitted(options: SparkOptions, scratch: Path, *, with_delta: bool) -> SparkSession:

@@ -47,6 +47,7 @@ from coordinator.kafka.topics import (
     TIMESTAMP_STATE,
     topic_name,
 )
+from coordinator.runtime.threads import Threads
 from streaming.spark.crash_points import Crasher
 from streaming.spark.executors import executors_watched
 from streaming.spark.kafka_source import bounds
@@ -101,8 +102,9 @@ class GapError(Exception):
     """Spark's batch does not follow on what the state has."""
 
 
-EXECUTORS_FROM = 200_000
-"""So many records are reduced in the executors: that starts later, and takes less for each."""
+EXECUTORS_FROM, OFFSETS_MAX = 5_000, 40_000
+"""From so many records on a batch is reduced in the executors, and it has at most so many. A record
+may be a vector of 18 KB: the driver has room for a batch that it reads itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +117,7 @@ class Options:
     spark_master: str = "local[2]"
     trigger_ms: int = 100
     tick_ms: int = 250
-    offsets_max: int = 400_000
+    offsets_max: int = OFFSETS_MAX
     executors_from: int = EXECUTORS_FROM
     """A batch that is expected to have so many records is reduced in the executors."""
     partitions_min: int = 0
@@ -171,6 +173,7 @@ class Application:
         self._state_store = StateStore(options.bootstrap_servers, options.cluster, crasher, shard)
         self._query_state = QueryState(options.cluster, shard=shard)
         self._incarnation = secrets.randbits(63)
+        self._threads = Threads(self._end)
         self._ticker = Ticker(
             options.bootstrap_servers,
             options.cluster,
@@ -180,6 +183,7 @@ class Application:
             _steady_ms,
             self._heartbeat,
             self._status_log,
+            self._threads,
             shard,
         )
         self._metrics = Metrics(lambda: self._query_state.published, wall_ms)
@@ -192,10 +196,18 @@ class Application:
         self._pause_s = QUIET_PAUSE_S
         self._ready = False
 
+    def _end(self) -> None:
+        """Stop: a thread has ended that is needed."""
+        self._stopping.set()
+        self._wake.set()
+
     # -- the life of it ----------------------------------------------------------------------
 
     def run(self) -> None:
-        """Start Spark, and compute with it. Raises as `compute` does, and EmbeddedError."""
+        """Start Spark, and compute with it.
+
+        Raises as `compute` does, and EmbeddedError, ThreadEndedError.
+        """
         options = self.options
         spark = start(
             SparkOptions(
@@ -210,6 +222,7 @@ class Application:
         try:
             with executors_watched(spark, self._status_log):
                 self.compute(spark)
+            self._threads.check()
         finally:
             end_session(spark)
 
@@ -395,10 +408,14 @@ class Application:
             for name, state in query_state.states.items()
         }
         return TimestampsHeartbeat(
-            *(self._incarnation, os.getpid(), self._batches, wall_ms()),
-            tuple(seen.current for seen in self._seen.values()),
-            tuple(owner for seen in self._seen.values() for owner in seen.owners),
-            query_state.shard.name,
+            incarnation=self._incarnation,
+            pid=os.getpid(),
+            batch=self._batches,
+            at_ms=wall_ms(),
+            currents=tuple(seen.current for seen in self._seen.values()),
+            owners=tuple(owner for seen in self._seen.values() for owner in seen.owners),
+            shard=query_state.shard.name,
+            period_ms=self.options.tick_ms,
         )
 
     # -- a batch -----------------------------------------------------------------------------

@@ -10,11 +10,9 @@ not known yet waits: topics have no common order, so it may be read before the b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from coordinator import codec
 from coordinator.core.model.entities import Bucket, Setting, Stream, bucket_key, setting_key
@@ -30,6 +28,7 @@ from coordinator.core.model.stream_records import (
     StreamBegin,
     StreamEnd,
     Sync,
+    SyncVector,
     Tick,
 )
 from coordinator.core.model.types import Offset
@@ -68,13 +67,14 @@ from coordinator.kafka.topics import (
 from coordinator.kafka.topics import SYNC as SYNC_TOPIC
 from schemas.registry import SchemaError
 from streaming.stability.fold import Batch, Control, Output, fold
+from streaming.stability.positions import sound
 from streaming.stability.quiet import quiet_until
 from streaming.timestamps import clock
 from streaming.timestamps.bucket_states import as_record
 from streaming.timestamps.clock import Clock
 from streaming.timestamps.inputs import COMPACTED, INPUTS, QUIET
 from streaming.timestamps.outputs import Outputs
-from streaming.timestamps.rows import RawRow, Rows, Span, SyncRows
+from streaming.timestamps.rows import ANY_VBUCKETS, RawRow, Rows, Span, SyncRows
 
 EVERY_BUCKET = "*"
 """The key of a message about several buckets; of those that follow it, with a number behind."""
@@ -116,7 +116,7 @@ WAITING_BYTES_MAX = 1024 * 1024
 """Of records of unknown buckets: what is older or more is a dead letter."""
 
 BELONGS: Mapping[str, tuple[type, ...]] = {
-    SYNC_TOPIC: (Sync,),
+    SYNC_TOPIC: (Sync, SyncVector),
     STREAM_BEGIN: (StreamBegin,),
     STREAM_END: (StreamEnd, ConnectionClosed),
     HW: (HwHeartbeat,),
@@ -125,6 +125,8 @@ BELONGS: Mapping[str, tuple[type, ...]] = {
     TICK: (Tick,),
     STATECONTEXT: (Event,),
 }
+
+NO_SYNC = "no numbers of a SYNC of this bucket"
 
 NOTHING_READ = TimestampProgress(0, ())
 NOTHING_KNOWN = TimestampContext(Offset(0), (), ())
@@ -501,21 +503,30 @@ class _Work:
                 self._syncs.setdefault(syncs.bucket, []).append(syncs)
         for bucket in sorted(self._syncs.keys() - self._known):
             syncs = SyncRows.joined(bucket, self._syncs.pop(bucket)).reduced()
-            for row in range(len(syncs)):
-                self._wait(self._place_of(syncs, row), bucket)
+            for place in self._places_of(syncs):
+                self._wait(place, bucket)
 
     def _assign(self, place: Place, record: Any) -> None:
-        if isinstance(record, Sync):
-            self._syncs.setdefault(record.bucket, []).append(_row(place, record))
+        if isinstance(record, Sync | SyncVector):
+            try:
+                syncs = SyncRows.of(place.partition, place.offset, record)
+            except ValueError as error:
+                self._dead_letter(place, str(error))
+                return
+            is_sound = sound(syncs.columns, ANY_VBUCKETS)
+            for bad in self._places_of(syncs.where(~is_sound)):
+                self._dead_letter(bad, NO_SYNC)
+            syncs = syncs.where(is_sound)
+            self._syncs.setdefault(record.bucket, []).append(syncs)
         elif record.bucket in self._known:
             self._control.setdefault(record.bucket, []).append((place, record))
         else:
             self._wait(place, record.bucket)
 
-    def _place_of(self, syncs: SyncRows, row: int) -> Place:
+    def _places_of(self, syncs: SyncRows) -> Iterator[Place]:
         topic = topic_name(self.query_state.cluster, SYNC_TOPIC)
-        value = codec.encode(syncs.record(row))
-        return Place(topic, int(syncs.partition[row]), Offset(int(syncs.offset[row])), value)
+        for partition, offset, record in syncs.records():
+            yield Place(topic, partition, offset, codec.encode(record))
 
     def _wait(self, place: Place, bucket: str) -> None:
         """Keep a record of a bucket that is not known; for how long, ticks tell."""
@@ -592,8 +603,8 @@ class _Work:
             stepped_ms=self.stepped_ms,
         )
         done = fold(state, batch, rules)
-        for row in done.refused.syncs.tolist():
-            self._dead_letter(self._place_of(syncs, row), "no numbers of a SYNC of this bucket")
+        for place in self._places_of(syncs.where(done.refused.syncs)):
+            self._dead_letter(place, NO_SYNC)
         for number, reason in done.refused.control:
             self._dead_letter(control[number][0], reason)
         return done.state, done.outputs
@@ -627,13 +638,3 @@ def _together(timestamps: Sequence[StabilityTimestamp], key: str) -> list[Record
         )
         for n, part in enumerate(parts)
     ]
-
-
-def _row(place: Place, sync: Sync) -> SyncRows:
-    where = (place.partition, place.offset)
-    signed = (*where, sync.vbucket, sync.projector, sync.connection, sync.ordinal)
-    return SyncRows(
-        sync.bucket,
-        *(np.array([number], np.int64) for number in signed),
-        *(np.array([number], np.uint64) for number in (sync.vbuuid, sync.seqno)),
-    )

@@ -1,8 +1,9 @@
 """A micro-batch, read: SYNCs as columns, of which the last are left, and all other records raw.
 
-SYNC is nearly all of it. Read as columns it takes a fifth of a microsecond a record here; decoded
-in the JVM, it took two there, and travelled as fifteen columns instead of five. What is read is
-reduced at once (`streaming.stability.reduction`), wherever that is:
+SYNC is nearly all of it. A projector sends a vector of them, as columns (`SyncVector`); one from an
+older version a record for each vbucket (`Sync`). Read as columns such a record takes a fifth of a
+microsecond here; decoded in the JVM, it took two there, and travelled as fifteen columns instead of
+five. What is read is reduced at once (`streaming.stability.reduction`), wherever that is:
 
 - A small batch is read by the driver: `rows_of` takes the records as Spark hands them over.
 - Of a large one each task makes a partial in its executor, with `partials`; the driver's `rows_of`
@@ -19,17 +20,20 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import compress, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from coordinator.core.model.stream_records import Sync
+from coordinator import codec
+from coordinator.core.model.stream_records import Sync, SyncVector
 from coordinator.core.model.types import Offset, Seqno, Vbuuid
 from coordinator.core.timestamps.shards import WHOLE, BucketShard
 from coordinator.kafka.topics import SYNC
-from schemas.registry import Registry, registry
+from schemas.registry import HEAD_BYTES, Registry, registry
+from streaming.stability.grouping import firsts
 from streaming.stability.positions import Syncs, sound
 from streaming.stability.reduction import latest
 from streaming.timestamps.avro_columns import Fields, decoded, plain_fields
@@ -63,6 +67,9 @@ PARTIAL = -1
 
 ANY_VBUCKETS = 2**20
 """No bucket has more."""
+
+TOGETHER = 16_384
+"""Vectors are looked at together until they name so many vbuckets."""
 
 HELD = 200_000
 """So many SYNCs more than were left are gathered before they are reduced again."""
@@ -119,18 +126,91 @@ class SyncRows:
         """Return those rows that a mask, a list of places or a slice chooses."""
         return SyncRows(self.bucket, *(getattr(self, name)[chosen] for name in COLUMNS))
 
-    def record(self, row: int) -> Sync:
-        """Return a row as the record that it was, without its time."""
+    @classmethod
+    def of(cls, partition: int, offset: Offset, record: Sync | SyncVector) -> SyncRows:
+        """Return what a record says, a row for each vbucket. ValueError: a vector that is none."""
+        if isinstance(record, SyncVector):
+            check(record)
+            return replace(of_vectors([(partition, offset, record)])[0], bucket=record.bucket)
+        signed = (partition, offset, record.vbucket, record.projector, record.connection)
+        return cls(
+            record.bucket,
+            *(np.array([number], np.int64) for number in (*signed, record.ordinal)),
+            *(np.array([number], np.uint64) for number in (record.vbuuid, record.seqno)),
+        )
+
+    def records(self) -> Iterator[tuple[int, Offset, Sync | SyncVector]]:
+        """Yield the records that said this, without their times: partition, offset, record.
+
+        Those of a topic that was made again may stand where others stood before.
+        """
+        names = ("partition", "offset", "connection", "projector", "ordinal")
+        rows = self.where(np.lexsort([getattr(self, name) for name in reversed(names)]))
+        first = firsts(*(getattr(rows, name) for name in names))
+        for begin, end in pairwise([*np.flatnonzero(first).tolist(), len(rows)]):
+            one = rows.where(slice(begin, end))
+            yield int(one.partition[0]), Offset(int(one.offset[0])), one._record()
+
+    def _record(self) -> Sync | SyncVector:
+        """Return rows of one record as such a record."""
+        projector, connection = int(self.projector[0]), int(self.connection[0])
+        if len(self) > 1:
+            return SyncVector(
+                bucket=self.bucket,
+                projector=projector,
+                connection=connection,
+                ordinal=int(self.ordinal[0]),
+                vbuckets=self.vbucket.astype("<u2").tobytes(),
+                vbuuids=self.vbuuid.astype("<u8").tobytes(),
+                seqnos=self.seqno.astype("<u8").tobytes(),
+                at_ms=0,
+            )
         return Sync(
             bucket=self.bucket,
-            vbucket=int(self.vbucket[row]),
-            projector=int(self.projector[row]),
-            connection=int(self.connection[row]),
-            ordinal=int(self.ordinal[row]),
-            vbuuid=Vbuuid(int(self.vbuuid[row])),
-            seqno=Seqno(int(self.seqno[row])),
+            vbucket=int(self.vbucket[0]),
+            projector=projector,
+            connection=connection,
+            ordinal=int(self.ordinal[0]),
+            vbuuid=Vbuuid(int(self.vbuuid[0])),
+            seqno=Seqno(int(self.seqno[0])),
             at_ms=0,
         )
+
+
+def check(vector: SyncVector) -> None:
+    """Raise ValueError if the columns of a vector have different lengths."""
+    size = 4 * len(vector.vbuckets)
+    if len(vector.vbuckets) % 2 or len(vector.vbuuids) != size or len(vector.seqnos) != size:
+        raise ValueError("a SYNC whose columns have different lengths")
+
+
+Placed = tuple[int, Offset, SyncVector]
+"""A vector, and where it stood: partition and offset."""
+
+
+def of_vectors(found: Sequence[Placed]) -> tuple[SyncRows, NDArray[np.intp]]:
+    """Return what vectors that were checked say, and of each row which of them says it.
+
+    All at once: it takes the same time for many small ones as for a large one.
+    """
+    vectors = [vector for *_, vector in found]
+    which = np.repeat(np.arange(len(found)), [len(one.vbuckets) // 2 for one in vectors])
+
+    def of_each(numbers: Iterable[int]) -> Numbers:
+        return np.fromiter(numbers, np.int64, len(found))[which]
+
+    rows = SyncRows(
+        SEVERAL,
+        partition=of_each(partition for partition, *_ in found),
+        offset=of_each(offset for _, offset, _ in found),
+        vbucket=np.frombuffer(b"".join(one.vbuckets for one in vectors), "<u2").astype(np.int64),
+        projector=of_each(one.projector for one in vectors),
+        connection=of_each(one.connection for one in vectors),
+        ordinal=of_each(one.ordinal for one in vectors),
+        vbuuid=np.frombuffer(b"".join(one.vbuuids for one in vectors), "<u8").astype(np.uint64),
+        seqno=np.frombuffer(b"".join(one.seqnos for one in vectors), "<u8").astype(np.uint64),
+    )
+    return rows, which
 
 
 class Span(NamedTuple):
@@ -221,6 +301,12 @@ def known_layouts() -> tuple[Layout, ...]:
     return layouts(registry())
 
 
+@cache
+def heads_of_vectors() -> frozenset[bytes]:
+    """Return the heads of all released versions of a vector of SYNCs."""
+    return frozenset(version.head for version in registry().versions(SyncVector.__name__))
+
+
 class _Gathered:
     """What was read so far: the SYNCs that are left, and what of which partition was read."""
 
@@ -269,9 +355,51 @@ class _Gathered:
             good &= np.array([*map(self._shard.owns, names)], np.bool_)[codes]
             self._hold(part if good.all() else part.only(good))
             left = np.delete(left, found.rows)
+        is_sync[self._take_vectors(batch, left)] = True
         if not is_sync.any():
             return batch
         return batch.take(pa.array(np.flatnonzero(~is_sync)))
+
+    def _take_vectors(self, batch: pa.RecordBatch, left: NDArray[np.intp]) -> list[int]:
+        """Take the sound vectors among these rows; return which rows they are."""
+        partition, offset = _column(batch, "partition"), _column(batch, "offset")
+        values = batch["value"].take(pa.array(left)).to_pylist()
+        taken: list[int] = []
+        found: list[Placed] = []
+        places: list[int] = []
+        size = 0
+        for row, value in zip(left.tolist(), values, strict=True):
+            if value is None or value[:HEAD_BYTES] not in heads_of_vectors():
+                continue
+            try:
+                vector = codec.decode(value)
+                check(vector)
+            except ValueError:
+                continue
+            found.append((int(partition[row]), Offset(int(offset[row])), vector))
+            places.append(row)
+            size += len(vector.vbuckets) // 2
+            if size >= TOGETHER:
+                taken += compress(places, self._take(found))
+                found, places, size = [], [], 0
+        return [*taken, *compress(places, self._take(found))]
+
+    def _take(self, found: Sequence[Placed]) -> NDArray[np.bool_]:
+        """Take those vectors that are sound; tell which these are."""
+        if not found:
+            return np.zeros(0, np.bool_)
+        rows, which = of_vectors(found)
+        names = [vector.bucket for *_, vector in found]
+        limits = np.array([self._limits.get(name, ANY_VBUCKETS) for name in names], np.int64)
+        good = np.ones(len(found), np.bool_)
+        good[which[~sound(rows.columns, limits[which])]] = False
+        self.count += int(good.sum())
+        ours = good & np.array([*map(self._shard.owns, names)], np.bool_)
+        codes = np.full(len(found), -1, np.int64)
+        codes[ours] = self._ours([*compress(names, ours)])
+        part = _Part(codes[which], rows)
+        self._hold(part if ours.all() else part.only(ours[which]))
+        return good
 
     def syncs(self) -> tuple[SyncRows, ...]:
         """Return the SYNCs of each bucket, buckets by name; those of a bucket by their place."""

@@ -4,18 +4,22 @@ A tick has the time of the wall clock, and for how long its writer has run, by a
 step: `streaming.timestamps.clock` says what becomes of both.
 
 With each goes a heartbeat: the coordinator asks for restart timestamps only where somebody is
-there to answer. Ticks are lost without harm; the next one says more. That none arrives is told. The
-first one of a life marks where it begins on the topic: who finds a tick of a writer that began
+there to answer. Ticks are lost without harm; the next one says more. That none arrives is told. If
+that lasts, another producer is made: perhaps the old one does not find its broker again.
+
+The first tick of a life marks where it begins on the topic: who finds a tick of a writer that began
 after it knows that there is another application.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Any
 
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from coordinator import codec
 from coordinator.core.model.records import TimestampsHeartbeat
@@ -26,6 +30,7 @@ from coordinator.kafka.log_reader import read_to_end
 from coordinator.kafka.settings import plain_settings
 from coordinator.kafka.state_follower import StatusLog
 from coordinator.kafka.topics import HEARTBEAT, TICK, topic_name
+from coordinator.runtime.threads import Threads
 from schemas.registry import SchemaError
 
 LOOK_BACK = 1_000
@@ -36,6 +41,9 @@ SLACK_MS = 5_000
 """So much older than it seems this writer may be: its ticks may have been lost."""
 
 MESSAGE_TIMEOUT_MS = 5_000
+RENEW_S = 15.0
+"""A producer of which nothing has arrived for so long, and for some periods, is made anew."""
+
 ANNOUNCE_S = 5.0
 
 
@@ -52,6 +60,7 @@ class Ticker:
         steady_ms: Callable[[], int],
         beat: Callable[[], TimestampsHeartbeat],
         status_log: StatusLog,
+        threads: Threads,
         shard: BucketShard = WHOLE,
     ) -> None:
         """`clock_ms` returns milliseconds of the wall clock, `steady_ms` those of a clock that does
@@ -67,17 +76,21 @@ class Ticker:
         self._clock_ms, self._steady_ms = clock_ms, steady_ms
         self._begun_ms = steady_ms()
         self._first = UNKNOWN
-        self._producer = Producer(
+        self._arrived_s = time.monotonic()
+        """When a tick has arrived last, or another producer was made."""
+        self._producer = self._made()
+        self._on = threading.Event()
+        self._stopping = threading.Event()
+        if period_ms:
+            threads.start("ticks", self._run, self._stopping)
+
+    def _made(self) -> Producer:
+        return Producer(
             plain_settings(
-                bootstrap_servers,
+                self._servers,
                 **{"message.timeout.ms": MESSAGE_TIMEOUT_MS, "queue.buffering.max.messages": 1_000},
             )
         )
-        self._on = threading.Event()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ticks", daemon=True)
-        if period_ms:
-            self._thread.start()
 
     def announce(self) -> None:
         """Write one tick now, and wait until it is there, or cannot be."""
@@ -87,6 +100,7 @@ class Ticker:
 
     def switch(self, on: bool) -> None:
         """Tick from now on, or no more."""
+        self._arrived_s = time.monotonic()
         (self._on.set if on else self._on.clear)()
 
     def stop(self) -> None:
@@ -112,26 +126,49 @@ class Ticker:
             if self._stopping.is_set():
                 return
             self._tick()
-            with suppress(BufferError):
-                self._producer.produce(self._heartbeat, codec.encode(self._beat()), partition=0)
+            self._send(self._heartbeat, codec.encode(self._beat()))
+            self._renew_if_stuck()
             self._stopping.wait(self._period_s)
 
     def _tick(self) -> None:
         elapsed_ms = self._steady_ms() - self._begun_ms
         tick = codec.encode(Tick(self._clock_ms(), self._writer, elapsed_ms, self._shard.name))
-        with suppress(BufferError):
-            self._producer.produce(self._topic, tick, partition=0, on_delivery=self._delivered)
+        self._send(self._topic, tick, on_delivery=self._delivered)
         self._producer.poll(0)
+
+    def _send(self, topic: str, record: bytes, **more: Any) -> None:
+        """Send what may be lost: the client refuses it where too much waits already, or where it
+        does not know the topic, as right after a broker's start."""
+        try:
+            self._producer.produce(topic, record, partition=0, **more)
+        except BufferError:
+            pass  # What waits there is told of when it is given up.
+        except KafkaException as error:
+            self._refused(error.args[0])
+
+    def _renew_if_stuck(self) -> None:
+        """Make another producer if nothing arrives: perhaps it is not Kafka that is away."""
+        now_s = time.monotonic()
+        if now_s - self._arrived_s < max(RENEW_S, 4 * self._period_s):
+            return
+        self._arrived_s = now_s
+        last, self._producer = self._producer, self._made()
+        last.purge()
+        last.poll(0)
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
-            self._status_log.problem(
-                "ticks", f"without them no timestamp is told: {error.str()} [ticks_refused]"
-            )
+            self._refused(error)
             return
+        self._arrived_s = time.monotonic()
         self._status_log.resolved("ticks")
         if self._first < 0:
             self._first = offset_of(message)
+
+    def _refused(self, error: KafkaError) -> None:
+        self._status_log.problem(
+            "ticks", f"without them no timestamp is told: {error.str()} [ticks_refused]"
+        )
 
 
 def rivals(shard: BucketShard, name: str) -> bool:

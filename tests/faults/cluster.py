@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,18 +16,13 @@ from typing import NamedTuple
 from coordinator.embedded.broker import Broker
 from coordinator.embedded.brokers import Brokers
 from tests.faults.network import Network, Relays, why_no_networks
-from tests.integration.cluster import Child, Cluster, can_mount
+from tests.integration.cluster import CRASHED, Child, Cluster, can_mount
 
 OPTIONS = ("--ddl-timeout-ms", "4000")
 NODES, INDEXERS = 3, 3
 INDEXER_ON_DISK = "indexer-1"
 NETWORK, DISK = "network", "disk"
 CODED = re.compile(r"\[[a-z_]+\]$")
-CRASHED = ("broke an invariant", 'File "<frozen runpy>"')
-"""What a process says that stops over its own fault, or over an error that nobody caught."""
-
-KEEPER_S = 0.2
-RESTART_S = 0.4
 
 
 def waived() -> frozenset[str]:
@@ -98,15 +91,11 @@ class FaultCluster(Cluster):
         self._has_networks = NETWORK not in missing
         self._down: set[str] = set()
         self._told: dict[str, int] = {}
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
 
     def start(self) -> FaultCluster:
         if self._has_networks and not self.networks:
             self._build_networks()
         super().start()
-        self._keeper.start()
         return self
 
     def _build_networks(self) -> None:
@@ -121,36 +110,18 @@ class FaultCluster(Cluster):
         relays = Relays(legs, self.logs / "relays.log")
         self._stack.callback(relays.close)
 
-    def stop(self) -> None:
-        self._stopping.set()
-        if self._keeper.is_alive():
-            self._keeper.join()
-        super().stop()
-
     # -- what a supervisor does --------------------------------------------------------------
 
-    def _keep(self) -> None:
-        ended: dict[str, float] = {}
-        while not self._stopping.wait(KEEPER_S):
-            for child in self.children:
-                with self._lock:
-                    if child.process is None or child.runs or child.name in self._down:
-                        ended.pop(child.name, None)
-                        continue
-                    self._revive(child, ended)
+    def _is_kept(self, child: Child) -> bool:
+        return child.name not in self._down
 
-    def _revive(self, child: Child, ended: dict[str, float]) -> None:
-        now = time.monotonic()
-        if child.name not in ended:
-            assert child.process is not None
-            said = child.said[self._told.get(child.name, 0) :]
-            code = child.process.returncode
-            last = _last_words(said.strip().splitlines())
-            self.exits.append(Exit(now, child.name, code, last, _is_fault(code, said)))
-            self._told[child.name] = len(child.said)
-            ended[child.name] = now
-        elif now - ended[child.name] >= RESTART_S:
-            child.start()
+    def _note_end(self, child: Child, at: float) -> None:
+        assert child.process is not None
+        said = child.said[self._told.get(child.name, 0) :]
+        code = child.process.returncode
+        last = _last_words(said.strip().splitlines())
+        self.exits.append(Exit(at, child.name, code, last, _is_fault(code, said)))
+        self._told[child.name] = len(child.said)
 
     def kill(self, child: Child) -> None:
         """Kill a process; it stays dead until `revive`."""

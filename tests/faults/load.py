@@ -39,6 +39,9 @@ LARGE_BYTES = 24_000
 LOOK_S = 0.4
 LOOK_TIMEOUT_S = 1.0
 ANSWERS_S = 60.0
+WAITING_MAX = 40
+"""So many commands wait on the topic at most: a slow disk makes one take longer than the pauses."""
+
 CLOCKS_DIFFER_S = 0.1
 
 CODES = {"config_not_found": "not_found", "index_not_found": "not_found"}
@@ -357,6 +360,9 @@ class Publisher:
         )
         topic = self.load.cluster.topic(DDL)
         while not self.load.stopping.wait(self.rng.uniform(0, 2 * TOPIC_PAUSE_S)):
+            if len(self.unanswered()) >= WAITING_MAX:
+                producer.poll(0)
+                continue
             bucket = self.rng.choice(self.load.buckets)
             name = f"n{self.rng.randrange(NAMES)}"
             command: Any = DropIndex(bucket=bucket, name=name)
@@ -504,7 +510,12 @@ class Load:
         for thread in self._threads:
             thread.join()
         with suppress(AssertionError):
-            wait_until(lambda: not self.publisher.unanswered(), "replies", ANSWERS_S)
+            while left := len(self.publisher.unanswered()):
+                wait_until(
+                    lambda left=left: len(self.publisher.unanswered()) < left,
+                    f"a reply, of {left} that are awaited",
+                    ANSWERS_S,
+                )
         self.publisher.done.set()
         self._listener.join()
         for sent in self.publisher.sent():

@@ -16,7 +16,7 @@ from tests.faults.nemesis import BROKER, MASTER, Nemesis, Strike, plan
 from tests.faults.verdict import collect, violations
 from tests.integration.cluster import wait_until
 
-PROGRESS_S = 60.0
+PROGRESS_S = 120.0
 WARM_UP = 20
 ON_THE_WAY_S = 0.2
 """An answer that comes within this of a strike had left before it."""

@@ -25,7 +25,7 @@ from coordinator.core.model.records import (
     TransactionRolledBack,
 )
 from coordinator.kafka.log_reader import decode_event
-from coordinator.kafka.topics import COMMIT, DEAD_LETTER, STATECONTEXT
+from coordinator.kafka.topics import COMMIT, DDL_PARTITIONS, DDL_REPLIES, DEAD_LETTER, STATECONTEXT
 from tests.faults.load import Load, Record, Sent
 from tests.integration.cluster import CAS_BASE, Cluster, shown, summary, value_of, wait_until
 from tests.support.linearizability import NameSpace, Ok, Operation, Register, TooHard, check
@@ -352,7 +352,7 @@ def collect(cluster: Cluster, load: Load) -> Evidence:
     A new master is asked for, so that it compares afresh what each indexer holds. Raises
     AssertionError where the cluster does not become quiet.
     """
-    evidence = Evidence(load.record, unanswered=load.publisher.unanswered())
+    evidence = Evidence(load.record)
     cluster.settled(deadline_s=SETTLE_S)
     with cluster.client() as client:
         client.put_config("round-ended", load.prefix)
@@ -367,6 +367,8 @@ def collect(cluster: Cluster, load: Load) -> Evidence:
         decode_event(message, CAS_BASE) for message in cluster.read(STATECONTEXT)
     ]
     evidence.commit = [(m.offset() or 0, codec.decode(value_of(m))) for m in cluster.read(COMMIT)]
+    replied = {reply.request for reply in cluster.records(DDL_REPLIES, DDL_PARTITIONS)}
+    evidence.unanswered = [r for r in load.publisher.unanswered() if r not in replied]
     evidence.dead_letters = cluster.records(DEAD_LETTER)
     evidence.disks = {node: _on_disk(cluster, node, shown(state)) for node in cluster.nodes}
     return evidence

@@ -3,6 +3,10 @@
 A `Cluster` has a name, and so topics, of its own: many share one broker. Nothing here waits a
 fixed time: `wait_until` polls a condition up to a deadline. Children die with the test process,
 whatever kills it; mounts and processes go with `stop`, which every fixture calls in the end.
+
+As under `indexctl run`, a process that ends by itself so as to begin anew is started again: a busy
+machine makes one do so now and then. A test that wants to see such an end says that the child is
+not `supervised`.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-from confluent_kafka import KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from rocksdict import AccessType, Rdict
 
@@ -56,7 +61,15 @@ JSON = {"Content-Type": "application/json"}
 LINES = {"Content-Type": "application/x-ndjson"}
 """What the body of a POST is: without that it is refused."""
 
-DEADLINE_S = 45.0
+KEEPER_S = 0.2
+RESTART_S = 0.4
+AGAIN = 1
+"""The code with which a process ends that may fare better when it begins anew."""
+
+CRASHED = ("broke an invariant", 'File "<frozen runpy>"')
+"""What a process says that stops over its own fault, or over an error that nobody caught."""
+
+DEADLINE_S = 120.0
 START_S = 150.0
 """Six processes that start together beside whatever else keeps the machine busy."""
 
@@ -113,6 +126,9 @@ def can_mount() -> bool:
 
 class Child:
     """A process with a folder and a log; it can be stopped, killed, paused and starved."""
+
+    supervised = True
+    """Whether its cluster starts it again where it ends so as to begin anew."""
 
     prefix: Sequence[str] = ()
     """What runs the command: `nsenter …`, for a process in a namespace."""
@@ -318,13 +334,26 @@ class TimestampsChild(Child):
         """Wait for the first batch of this life."""
 
         def there() -> bool:
-            assert self.runs, self.said[-2000:]
-            return (self.folder / READY).exists()
+            assert self.process is not None
+            assert self.process.poll() in (None, AGAIN), self.said[-2000:]
+            return self.runs and (self.folder / READY).exists()
 
         wait_until(there, "timestamps are computed", SPARK_S)
 
 
 # -- the cluster ---------------------------------------------------------------------------------
+
+
+def delete_topics(servers: str, prefix: str = "") -> None:
+    """Delete the topics whose names begin so, but Kafka's own: a broker that has thousands of
+    partitions is slow. One that does not answer keeps them.
+    """
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    with suppress(KafkaException):
+        known = admin.list_topics(timeout=3).topics
+        names = [name for name in known if name.startswith(prefix) and not name.startswith("__")]
+        for deleted in admin.delete_topics(names, request_timeout=10).values() if names else ():
+            deleted.result(20)
 
 
 class Cluster:
@@ -365,6 +394,9 @@ class Cluster:
         }
         self.timestamps = TimestampsChild(self) if timestamps else None
         self._own_disks = [c for c in self.children if c.name in own_disks]
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
         self._stack = ExitStack()
         self.http = self._stack.enter_context(
             httpx.Client(timeout=20, trust_env=False, verify=False)
@@ -385,6 +417,8 @@ class Cluster:
         for child in self.children:
             if not child.runs:
                 child.start()
+        if not self._keeper.is_alive():
+            self._keeper.start()
         self.settled(deadline_s=START_S)
         self.indexers_alive()
         self.projectors_alive()
@@ -404,12 +438,41 @@ class Cluster:
 
     def stop(self) -> None:
         """End everything at once, also what is paused, and clean up."""
+        self._stopping.set()
+        if self._keeper.is_alive():
+            self._keeper.join()
         for child in self.children:
             if child.process is not None:
                 child.process.kill()
         for child in self.children:
             child.kill()
         self._stack.close()
+
+    def _keep(self) -> None:
+        """Do what a supervisor does, until the cluster stops."""
+        ended: dict[str, float] = {}
+        while not self._stopping.wait(KEEPER_S):
+            for child in self.children:
+                with self._lock:
+                    self._start_again(child, ended)
+
+    def _start_again(self, child: Child, ended: dict[str, float]) -> None:
+        now = time.monotonic()
+        if child.process is None or child.runs or not self._is_kept(child):
+            ended.pop(child.name, None)
+        elif child.name not in ended:
+            ended[child.name] = now
+            self._note_end(child, now)
+        elif now - ended[child.name] >= RESTART_S:
+            child.start()
+
+    def _is_kept(self, child: Child) -> bool:
+        """Tell whether a process has ended so as to begin anew, and not over a fault of its own."""
+        again = child.process is not None and child.process.returncode == AGAIN
+        return again and child.supervised and not any(mark in child.said for mark in CRASHED)
+
+    def _note_end(self, child: Child, at: float) -> None:
+        """A process has ended by itself at a monotonic time."""
 
     def stop_children(self) -> None:
         """Stop every process as an operator does; `start` goes on from what they left."""
@@ -424,6 +487,7 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        delete_topics(self.servers, self.name)
 
     # -- asking ------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator.embedded.broker import Broker
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import Cluster, delete_topics
 from tests.integration.indexctl_run import end_runs
 
 BRIEF_JVM = "-XX:TieredStopAtLevel=1"
@@ -43,11 +43,24 @@ def _no_run_is_left() -> Iterator[None]:
     end_runs()
 
 
+SHARED: list[Broker] = []
+"""The broker of this run, once there is one."""
+
+
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """One embedded Kafka broker per test run; use `.bootstrap_servers`, and a topic of your own."""
     with Broker(tmp_path_factory.mktemp("kafka")) as running:
+        SHARED.append(running)
         yield running
+        SHARED.clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_topic_is_left() -> Iterator[None]:
+    yield
+    for running in SHARED:
+        delete_topics(running.bootstrap_servers)
 
 
 @pytest.fixture(scope="module")

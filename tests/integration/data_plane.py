@@ -21,7 +21,7 @@ from tests.integration.cluster import DEADLINE_S, LINES, Cluster, wait_until
 from tests.support.oracle import ABSENT, Document, Row, Spec, rows
 
 PAGE = 5_000
-SCAN_MS = 30_000
+SCAN_MS = 60_000
 PROJECTORS = "/v1/projectors"
 LOG_CHARACTERS = 2_000
 
@@ -94,8 +94,8 @@ class DataPlane:
 
     def events(self, kind: str) -> list[str]:
         """Return what the history tells of one kind of entities of this bucket, oldest first."""
-        path = f"/v1/history?kind={kind}&bucket={self.bucket}&limit=1000"
-        found = self.cluster.get(self.cluster.running()[0], path)["events"]
+        with self.cluster.client() as client:
+            found = client.history(kind=kind, bucket=self.bucket, limit=1000)["events"]
         return [one["event"] for one in found]
 
     def drop(self, name: str) -> None:
@@ -168,7 +168,7 @@ class DataPlane:
         node = self.cluster.running()[0]
         found: list[Row] = []
         while True:
-            answer = self.cluster.ask(node, "POST", "/v1/scan", json=body, timeout=60.0)
+            answer = self.cluster.ask(node, "POST", "/v1/scan", json=body, timeout=90.0)
             assert answer.status_code == 200, answer.text
             page = answer.json()
             found += [_row(row) for row in page["rows"]]
@@ -248,7 +248,7 @@ class DataPlane:
         """Ask an indexer where it is now: one that was started again is soon known elsewhere."""
         indexers = self.cluster.get(self.cluster.running()[0], "/v1/indexers")["indexers"]
         address = next(row["address"] for row in indexers if row["id"] == host)
-        return self.cluster.http.post(f"{address}/v1/slices/scan", json=body, timeout=60.0)
+        return self.cluster.http.post(f"{address}/v1/slices/scan", json=body, timeout=90.0)
 
 
 def _row(row: Mapping[str, Any]) -> Row:

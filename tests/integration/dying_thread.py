@@ -15,6 +15,8 @@ from projector_sim.kv import server as kv_server
 from projector_sim.projector import process as projector_process
 from projector_sim.projector.state_follower import Follower
 from projector_sim.sources.kv_source import KvOrders, KvWatch
+from streaming import __main__ as streaming
+from streaming.timestamps.ticker import Ticker
 
 PARTS: dict[str, tuple[Any, str, Callable[[list[str]], int]]] = {
     "mutations": (MutationReader, "_run", indexer.main),
@@ -25,6 +27,7 @@ PARTS: dict[str, tuple[Any, str, Callable[[list[str]], int]]] = {
     "kv-watch": (KvWatch, "_run", projector_process.main),
     "kv-orders": (KvOrders, "_run", projector_process.main),
     "expiry": (kv_server, "_expire", kv_server.main),
+    "ticks": (Ticker, "_run", streaming.main),
 }
 
 

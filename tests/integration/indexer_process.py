@@ -38,7 +38,7 @@ from coordinator.kafka.topics import (
 )
 from tests.support.indexes import make_index
 
-DEADLINE_S = 20.0
+DEADLINE_S = 90.0
 
 COMMITS_MAX = 5
 """So often a transaction is tried."""

@@ -24,7 +24,7 @@ LOOPBACK = "127.0.0.1"
 CREATE_TOPICS, END_TXN, DESCRIBE_CONFIGS = 19, 26, 32
 HEAD = struct.Struct(">ihhi")
 BACKLOG = 128
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 PASS, HOLD, HOLD_AND_CUT, DELIVER_AND_CUT = "pass", "hold", "hold and cut", "deliver and cut"
 

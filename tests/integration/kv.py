@@ -19,7 +19,7 @@ import httpx
 from tests.integration.cluster import LINES
 from tests.support.kv_follower import Documents, Follower
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 T = TypeVar("T")
 
 

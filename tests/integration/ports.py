@@ -42,7 +42,7 @@ from tests.simulation.kernel.clock import Clock
 from tests.simulation.producer import ProducerThread
 from tests.support.observed_store import ObservedStore
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 POLL_S = 0.02
 
 

@@ -32,8 +32,9 @@ from indexer_sim.bucket.entries import entries_prefix
 from indexer_sim.scans.api import NEWEST, ScanRefused, ScanServer, Wanted
 from indexer_sim.scans.reader import SlicesView
 from tests.support.indexes import make_index
+from tests.support.lone_shell import NoEnds
 
-START_S = 10.0
+START_S = 60.0
 
 
 class StoredReading:
@@ -147,7 +148,9 @@ class Fleet:
     async def _serve(self) -> str:
         self.registry = CollectorRegistry()
         metrics = SimpleNamespace(registry=self.registry)
-        shell: Any = SimpleNamespace(node=self.node, now=Shell.now, metrics=metrics)
+        shell: Any = SimpleNamespace(
+            node=self.node, now=Shell.now, metrics=metrics, failover_log_ends=NoEnds()
+        )
         self._app = build_app(shell)
         self._http = HttpServer(self._app, "127.0.0.1", 0)
         assert await self._http.start()

@@ -68,7 +68,7 @@ from coordinator.kafka.topics import (
 )
 from streaming.timestamps.application import Application, Options
 from tests.integration.cluster import Child, read_partition, value_of, wait_until
-from tests.support.indexes import make_sync, make_watermarks
+from tests.support.indexes import make_sync, make_sync_vector, make_watermarks
 
 VBUCKETS = 64
 BUCKET = "travel"
@@ -226,6 +226,22 @@ class Streams:
         self.topics.flush()
         return self
 
+    def sync_together(self, seqno: int) -> Streams:
+        """Say the same of every vbucket in one record."""
+        self.seqno = seqno
+        vector = make_sync_vector(
+            range(self.vbuckets),
+            bucket=self.bucket,
+            connection=self.connection,
+            ordinal=self._count(),
+            vbuuids=[_vbuuid(vbucket) for vbucket in range(self.vbuckets)],
+            seqno=seqno,
+            at_ms=1,
+        )
+        self.topics.put(SYNC, vector, self.connection % STREAM_PARTITIONS, self.bucket)
+        self.topics.flush()
+        return self
+
     def a_sync(self, vbucket: int, seqno: int) -> Sync:
         return make_sync(
             vbucket,
@@ -326,8 +342,8 @@ def a_long_input(topics: Topics) -> None:
     other = topics.bucket("other", period_ms=2_000, algorithm="heartbeat").begin()
     sick = topics.bucket("sick", 4, begin_held_ms=1_000, sync_missing_ms=2_000).begin()
     for fold_batch in range(1, 13):
-        for streams in (travel, other):
-            streams.sync(10 * fold_batch)
+        travel.sync(10 * fold_batch)
+        other.sync(10 * fold_batch - 3).sync_together(10 * fold_batch)
         for indexer in (1, 2):
             other.hold(indexer, 10 * fold_batch - indexer)
         topics.put(SYNC, b"garbage %d" % fold_batch, fold_batch % 4)

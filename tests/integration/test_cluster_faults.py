@@ -42,7 +42,7 @@ LARGE = "x" * 60_000
 WRITES_MAX = 600
 ATTEMPTS = 3
 REFUSALS = re.compile("No space left on device|File too large")
-NEW_MASTER_S = 10.0
+NEW_MASTER_S = 40.0
 
 
 @pytest.fixture(scope="module")

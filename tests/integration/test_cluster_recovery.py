@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,15 +147,7 @@ def test_a_damaged_store_is_noticed_and_rebuilt(
     damage(node.folder)
     said = len(node.said)
     node.start()
-    # A node that finds damage ends, and is started again by whoever supervises it.
-    deadline = time.monotonic() + 30
-    while "synchronised from " not in node.said[said:]:
-        assert time.monotonic() < deadline, node.said[said:]
-        if not node.runs:
-            assert node.process is not None
-            assert node.process.returncode == 1
-            node.start()
-        time.sleep(0.05)
+    wait_until(lambda: "synchronised from " in node.said[said:], "the store is rebuilt")
     assert any(word in node.said[said:] for word in ("digest_mismatch", "store_damaged"))
     assert shown(cluster.settled()) == shown(before)
 

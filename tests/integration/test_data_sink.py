@@ -15,7 +15,14 @@ from coordinator import codec
 from coordinator.core.model.stream_records import FailoverLog
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.readers import consumer
-from coordinator.kafka.topics import FAILOVER_LOG, MUTATIONS, SYNC, ensure_topics, topic_name
+from coordinator.kafka.topics import (
+    FAILOVER_LOG,
+    MUTATIONS,
+    STREAM_END,
+    SYNC,
+    ensure_topics,
+    topic_name,
+)
 from projector_sim.projector.data_sink import DataSink
 from tests.integration.indexer_process import until
 from tests.integration.kafka_proxy import (
@@ -25,7 +32,8 @@ from tests.integration.kafka_proxy import (
     only_once,
     proxied_broker,
 )
-from tests.support.indexes import make_key_versions, make_sync
+from tests.support.indexes import make_key_versions, make_sync_vector
+from tests.support.stability_bench import end
 
 pytestmark = pytest.mark.integration
 
@@ -68,16 +76,19 @@ def test_a_record_whose_acknowledgement_is_lost_is_in_the_log_once(proxy: KafkaP
 
 
 def test_control_records_are_spread_over_as_many_partitions_as_sync_has(broker: Broker) -> None:
-    """Those of one vbucket are in one partition, and histories where every reader expects them."""
+    """Those of one vbucket are in one partition, and so are the SYNCs of one connection."""
     servers, cluster = broker.bootstrap_servers, f"sink-{uuid.uuid4().hex[:8]}"
     ensure_topics(servers, cluster, durable=False, sync_partitions=8)
     sink = DataSink(servers, cluster, threading.Event(), lambda: None)
     for vbucket in range(16):
         sink.control(vbucket, FailoverLog("b", vbucket, (), 1))
-        sink.control(vbucket, make_sync(vbucket))
+        sink.control(vbucket, make_sync_vector([0], connection=vbucket))
+        sink.control(vbucket, end(vbucket, 1, vbucket))
     sink.finish(20)
     assert sink.failed == ""
-    assert _spread(servers, topic_name(cluster, SYNC)) == {p: [p, p + 8] for p in range(8)}
+    evenly = {p: [p, p + 8] for p in range(8)}
+    assert _spread(servers, topic_name(cluster, STREAM_END)) == evenly
+    assert _spread(servers, topic_name(cluster, SYNC), "connection") == evenly
     histories = {p: list(range(p, 16, 4)) for p in range(4)}
     assert _spread(servers, topic_name(cluster, FAILOVER_LOG)) == histories
 
@@ -98,16 +109,16 @@ def test_a_kafka_that_answers_slowly_is_asked_how_many_partitions_sync_has_until
     proxy.rule = slow
     end_s = time.monotonic() + 20
     sink = DataSink(proxy.bootstrap_servers, CLUSTER, threading.Event(), while_waiting)
-    sink.control(0, make_sync(0))
+    sink.control(0, make_sync_vector([0]))
     assert (sink.failed, sink.sent) == ("", 1)
     proxy.reset()
     sink.finish(20)
-    found = _spread(proxy.bootstrap_servers, topic_name(CLUSTER, SYNC))
-    assert [vbucket for partition in found.values() for vbucket in partition] == [0]
+    found = _spread(proxy.bootstrap_servers, topic_name(CLUSTER, SYNC), "projector")
+    assert [projector for partition in found.values() for projector in partition] == [0]
 
 
-def _spread(servers: str, topic: str) -> dict[int, list[int]]:
-    """Return the vbuckets of the records in each partition."""
+def _spread(servers: str, topic: str, number: str = "vbucket") -> dict[int, list[int]]:
+    """Return the vbuckets, or another number, of the records in each partition."""
     reader = consumer(servers, "spread", **{"enable.partition.eof": True})
     partitions = reader.list_topics(topic, timeout=10).topics[topic].partitions
     reader.assign([TopicPartition(topic, partition, 0) for partition in partitions])
@@ -119,6 +130,6 @@ def _spread(servers: str, topic: str) -> dict[int, list[int]]:
         if message.error() is not None:
             ends += 1
         else:
-            found[message.partition()].append(codec.decode(message.value()).vbucket)
+            found[message.partition()].append(getattr(codec.decode(message.value()), number))
     reader.close()
     return found

@@ -46,6 +46,14 @@ def test_a_projector_ends_when_a_thread_of_it_dies(topics: Cluster, thread: str)
     assert said.splitlines()[-1] == f"projector 0: the thread {thread} has ended: Odd: planted"
 
 
+def test_the_application_on_spark_ends_when_it_ticks_no_more(
+    topics: Cluster, tmp_path: Path
+) -> None:
+    arguments = ["timestamps", "--cluster", topics.name, "--data-dir", str(tmp_path / "timestamps")]
+    said = ends("ticks", *arguments, "--bootstrap-servers", topics.bootstrap_servers)
+    assert said.splitlines()[-1] == "timestamps: the thread ticks has ended: Odd: planted"
+
+
 def test_the_store_ends_when_documents_expire_no_more(tmp_path: Path) -> None:
     said = ends("expiry", "--port", "0", "--data-dir", str(tmp_path / "kv"))
     assert "documents expire no more: the store ends" in said

@@ -30,7 +30,7 @@ from tests.integration.kafka_proxy import HOLD, only_once, proxied_broker
 
 pytestmark = pytest.mark.integration
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 STOP_S = 5.0
 """So long a node waits for its agents to stop."""
 
@@ -272,6 +272,6 @@ def test_a_fetch_that_nobody_answers_is_given_up_soon(tmp_path: Path) -> None:
                 began_s = time.monotonic()
                 await asyncio.to_thread(reading.write, 1)
                 await reading.until(lambda: reading.commits == [0, 1])
-                assert time.monotonic() - began_s < 15
+                assert time.monotonic() - began_s < 30
 
         asyncio.run(run())

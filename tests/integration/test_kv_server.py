@@ -118,7 +118,7 @@ def test_who_obeys_ends_with_the_documents_under_writes_moves_and_crashes(
             if number % 3 == 0:
                 kv.ask("POST", f"/buckets/{bucket}/move", {"count": 3, "to": node})
             elif number % 3 == 1:
-                assert readers[node].begun.wait(5)
+                assert readers[node].begun.wait(60)
                 kv.ask("POST", f"/nodes/{node}/crash", {"lose": chance.randrange(40)})
                 readers[node].join()
             if readers[node].over or number % 5 == 0:
@@ -208,13 +208,13 @@ def test_a_name_is_taken_while_its_connection_lives(kv: KvProcess, bucket: str) 
     follower = Follower(VBUCKETS)
     body = {"bucket": bucket, "node": 0, "kind": "maintenance", "connection": next(names)}
     reader = StreamReader(kv, follower, **body)
-    assert reader.begun.wait(5)
+    assert reader.begun.wait(60)
     refused = kv.http.post("/streams", json=body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "exists")
     reader.break_off()
     until("it is gone", lambda: body["connection"] not in kv.connections())
     again = StreamReader(kv, Follower(VBUCKETS), **body)
-    assert again.begun.wait(5)
+    assert again.begun.wait(60)
     assert again.status == 200
     again.break_off()
 
@@ -312,7 +312,7 @@ def test_a_delay_holds_up_its_connection_and_loses_nothing(
 
 
 def test_who_watches_is_told_of_buckets_and_of_owners(kv: KvProcess, bucket: str) -> None:
-    with httpx.stream("GET", f"{kv.url}/v1/watch", timeout=5, trust_env=False) as response:
+    with httpx.stream("GET", f"{kv.url}/v1/watch", timeout=60, trust_env=False) as response:
         told = (json.loads(line)["buckets"] for line in response.iter_lines())
         first = next(told)[bucket]
         assert first["vbuckets"] == VBUCKETS
@@ -479,14 +479,14 @@ def test_a_stop_tells_those_who_stream_and_waits_for_nobody(tmp_path: Path) -> N
         kv.write("b", {f"k{n}": "x" * 20_000 for n in range(1000)})
         reading, stuck = Follower(VBUCKETS), Follower(VBUCKETS)
         reader = opened(kv, "b", 0, reading)
-        opened(kv, "b", 0, stuck, paused=True).begun.wait(5)
+        opened(kv, "b", 0, stuck, paused=True).begun.wait(60)
         catch_up(kv, "b", reading)
         with httpx.stream("GET", f"{kv.url}/v1/watch", trust_env=False) as watch:
             lines = watch.iter_lines()
             next(lines)
             began = time.monotonic()
             assert kv.stop() == 0
-            assert time.monotonic() - began < 5.0  # Two, where nothing else goes on.
+            assert time.monotonic() - began < 30  # Two, where nothing else goes on.
         reader.join()
         assert reader.clean
         assert reading.closed

@@ -50,7 +50,7 @@ from tests.integration.kafka_proxy import (
 )
 from tests.integration.ports import event
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 
 @pytest.fixture(scope="module")

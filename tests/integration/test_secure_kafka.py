@@ -26,7 +26,7 @@ from tests.integration.secure_broker import SecureBroker, settings_for
 from tests.support.certificates import make_certificates
 from tests.support.ports import reserve_port
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 START_S = 120.0
 NAME = "secure"

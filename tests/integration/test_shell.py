@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from coordinator import codec
 from coordinator.core.model.commands import DropIndex
 from coordinator.core.model.records import DeadLetter
 from coordinator.embedded.broker import Broker
+from coordinator.embedded.ports import LOOPBACK
 from coordinator.language.ddl_commands import COMMAND_BYTES_MAX
+from coordinator.node.shell import EXIT_FAILED
 from tests.integration.cluster import Cluster, error_of, wait_until
 
 Make = Callable[..., Cluster]
@@ -42,6 +45,17 @@ def test_records_on_a_topic_where_they_do_not_belong_stop_no_node(cluster: Clust
     cluster.nodes[1].stop()
     cluster.nodes[1].start()
     assert cluster.put("again", 1).status_code == 200
+
+
+def test_a_node_whose_port_is_taken_says_so_and_may_be_started_again(make_cluster: Make) -> None:
+    cluster = make_cluster(nodes=1, indexers=0)
+    (node,) = cluster.nodes.values()
+    with socket.create_server((LOOPBACK, node.port)):
+        node.start()
+        assert node.wait() == EXIT_FAILED
+        assert "[port_taken]" in node.said.splitlines()[-1]
+    node.start()
+    cluster.settled()
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])

@@ -27,7 +27,7 @@ from projector_sim.protocol.frames import HEAD, Decoder, Reason
 from projector_sim.protocol.source import Logs, Source, SourceBucket, SourceStream
 from projector_sim.sources.kv_source import KvSource
 from projector_sim.sources.topic_source import TopicSource
-from tests.integration.cluster import wait_until
+from tests.integration.cluster import DEADLINE_S, wait_until
 from tests.integration.kv import KvProcess
 
 pytestmark = pytest.mark.integration
@@ -174,7 +174,7 @@ class Reading:
         self.decoder = Decoder()
 
     def read(self, until: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + DEADLINE_S
         while not until():
             assert time.monotonic() < deadline, f"not in time: {what}"
             taken = self.stream.poll()

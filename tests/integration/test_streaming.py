@@ -15,7 +15,10 @@ from confluent_kafka import KafkaException
 
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import RESTART
+from coordinator.runtime.java import find_java
 from streaming.spark.crash_points import CRASH_POINTS, WITHIN
+from streaming.spark.jars import spark_classpath
+from streaming.spark.session import class_archive_of
 from tests.integration.cluster import wait_until
 from tests.integration.streaming import BUCKET, QUICK, READY_S, Timestamps, Topics, checked, jvm_of
 
@@ -38,6 +41,13 @@ def make(tmp_path: Path) -> Iterator[Make]:
     yield one
     for child in made:
         child.kill()
+
+
+def uses_class_archive(jvm: psutil.Process) -> bool:
+    """Tell whether a JVM of Spark has mapped its class archive, if one was made."""
+    archive = class_archive_of(find_java().path, spark_classpath())
+    assert archive is not None
+    return not archive.exists() or str(archive) in {one.path for one in jvm.memory_maps()}
 
 
 def gone(process: psutil.Process) -> bool:
@@ -75,6 +85,7 @@ def test_whatever_is_killed_when_nothing_is_lost_or_doubled(
     application.begin()
     topics.reaches(seqno + 20)
     jvm = jvm_of(application)
+    assert uses_class_archive(jvm)
     application.stop()
     wait_until(lambda: gone(jvm), "its JVM is gone")
     checked(topics.history())

@@ -184,7 +184,7 @@ def test_writers_of_an_older_and_a_newer_version_are_read_side_by_side(
     found = rows_of(columns(raw, names).toArrow(), {}, layouts(Registry(folder)))
     assert found.raw == ()
     (syncs,) = found.syncs
-    assert [syncs.record(n) for n in range(3)] == [
+    assert [record for *_, record in syncs.records()] == [
         make_sync(n, projector=1, connection=2, ordinal=n, vbuuid=2**64 - 1, seqno=2**63 + n)
         for n in range(3)
     ]

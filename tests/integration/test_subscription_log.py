@@ -34,7 +34,7 @@ from coordinator.kafka.topics import SUBSCRIPTION_POSITIONS, topic_name
 pytestmark = pytest.mark.integration
 
 CHANGE = Delivered("config/a", b"{}", 9)
-READ_S = 5.0
+READ_S = 60.0
 TRIES = 5
 """A refusal may come before or after the position would be on its way."""
 

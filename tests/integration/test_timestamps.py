@@ -107,7 +107,7 @@ def number_at(plant: Cluster, bucket: str) -> int:
 
 def shown(plant: Cluster, bucket: str, number: int) -> dict[str, Any]:
     """Return a bucket's timestamp once it has this number."""
-    wait_until(lambda: number_at(plant, bucket) == number, f"{bucket} at {number}", 10)
+    wait_until(lambda: number_at(plant, bucket) == number, f"{bucket} at {number}")
     return plant.get(NODE, f"/v1/stability/{bucket}")
 
 
@@ -162,7 +162,7 @@ def test_the_newest_committed_timestamp_is_shown_with_its_vector_and_age(
 
 
 def test_the_master_shows_what_indexers_hold(plant: Cluster) -> None:
-    found = wait_until(lambda: row(plant, "travel")["lag"], "an indexer says what it holds", 10)
+    found = wait_until(lambda: row(plant, "travel")["lag"], "an indexer says what it holds")
     assert (found["high"], found["seqnos"], found["ms"]) == (0, 0, 0)
     [indexer] = found["indexers"]
     assert (indexer["indexer"], indexer["ahead"], indexer["has_snapshot"]) == (1, 0, False)
@@ -187,7 +187,7 @@ def test_bad_records_are_dead_letters_and_lower_numbers_are_ignored(
         found = row(plant, "bad")
         return found if found["began_again"] else None
 
-    listed = wait_until(ignored, "a lower number", 10)
+    listed = wait_until(ignored, "a lower number")
     assert (listed["stability"]["number"], listed["began_again"]["number"]) == (5, 4)
     assert number_at(plant, "bad") == 5
     writer.write(STABILITY, stable(6, "bad"))
@@ -198,7 +198,7 @@ def test_bad_records_are_dead_letters_and_lower_numbers_are_ignored(
         found = [r for r in plant.records(DEAD_LETTER) if r.topic == plant.topic(STABILITY)]
         return found if len(found) >= len(bad) else None
 
-    found = {letter.offset: letter for letter in wait_until(letters, "dead letters", 10)}
+    found = {letter.offset: letter for letter in wait_until(letters, "dead letters")}
     assert sorted(found) == offsets[1:-1]
     assert [found[offset].value for offset in offsets[1:-1]] == bad
     assert all(letter.reason for letter in found.values())
@@ -243,7 +243,7 @@ def test_restart_timestamps_and_enquiries_are_shown_newest_first(
         body = plant.get(NODE, "/v1/restart/travel")
         return body if body["enquiries"] else None
 
-    found = wait_until(read, "an enquiry", 10)
+    found = wait_until(read, "an enquiry")
     assert [r["number"] for r in found["restarts"]] == [3, 2, 1]
     newest = found["restarts"][0]
     assert newest["vbuckets"] == {"3": ["5", str(TOP)], "9": [str(TOP), "0"]}

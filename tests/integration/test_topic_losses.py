@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
 
 from coordinator.embedded import broker_config
@@ -93,8 +93,10 @@ def reread(plane: TopicPlane) -> dict[str, Document]:
     while len(ended) < plane.partitions:
         message = reader.poll(DEADLINE_S)
         assert message is not None
-        if message.error() is not None:
-            ended.add(message.partition() or 0)
+        error = message.error()
+        if error is not None:
+            if error.code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition() or 0)
             continue
         key, value = message.key(), message.value()
         assert isinstance(key, bytes)

@@ -23,7 +23,7 @@ from coordinator.kafka.settings import BASE_HEADER, Base
 from coordinator.kafka.topics import COMMIT, HISTORY, SNAPSHOTS, STATECONTEXT, topic_name
 
 CAS_BASE = 7
-WAIT_S = 20.0
+WAIT_S = 90.0
 
 
 class WrittenLog:

@@ -26,7 +26,7 @@ FOLLOWER, MASTER = "coordinator/core/consensus/follower.py", "coordinator/core/l
 AUTHORITY, DDL = "coordinator/core/consensus/authority.py", "coordinator/core/catalog/ddl.py"
 ELECTION = "coordinator/core/consensus/election.py"
 COMMITTER = "coordinator/core/leader/committer.py"
-FEED = "coordinator/core/history/feed.py"
+FEED, LINES = "coordinator/core/history/feed.py", "coordinator/core/history/lines.py"
 GROUPS = "coordinator/core/leader/group_commit.py"
 ALTER, STATE = "coordinator/core/catalog/alter.py", "coordinator/core/catalog/state.py"
 OUTCOMES = "coordinator/core/catalog/outcomes.py"
@@ -35,6 +35,13 @@ SYNCHRONISER = "coordinator/core/consensus/synchroniser.py"
 SCRUBBER = "coordinator/core/consensus/scrubber.py"
 PRODUCERS, TOPICS = "coordinator/kafka/producers.py", "coordinator/kafka/topics.py"
 SOURCES, SHELL = "coordinator/kafka/state_sources.py", "coordinator/node/shell.py"
+PEERS = "coordinator/core/consensus/peers.py"
+TICKER = "streaming/timestamps/ticker.py"
+ENDS = "coordinator/kafka/failover_log_ends.py"
+UNIT_ENDS = "tests/unit/kafka/test_failover_log_ends.py"
+UNIT_TICKER = "tests/unit/streaming/test_ticker.py"
+UNIT_PEERS = "tests/unit/core/consensus/test_peers.py"
+UNIT_SHELL = "tests/unit/node/test_shell.py"
 FAUST = "coordinator/kafka/faust_transport.py"
 EPOCHS = "coordinator/kafka/topic_histories.py"
 ROUTER = "projector_sim/projector/router.py"
@@ -58,6 +65,7 @@ ROCKSDB = "tests/unit/runtime/test_rocksdb.py"
 LONE = "tests/unit/core/test_lone_master.py"
 UNIT_ELECTION = "tests/unit/core/consensus/test_election.py"
 UNIT_FEED = "tests/unit/core/history/test_feed.py"
+UNIT_LINES = "tests/unit/core/history/test_lines.py"
 UNIT_COMMITTER = "tests/unit/core/leader/test_committer.py"
 UNIT_GROUPS = "tests/unit/core/leader/test_group_commit.py"
 UNIT_REQUESTS = "tests/unit/core/leader/test_request_table.py"
@@ -414,7 +422,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an-index-may-not-grow",
         GROUPS,
-        "whole = size + _growth(view, mutations) if decision.waits_for else size",
+        "whole = size + _growth(view, mutations) if makes else size",
         "whole = size",
         LONE,
     ),
@@ -1143,6 +1151,97 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/core/leader/test_prepare.py",
     ),
     Mutant(
+        "a-part-is-undone-when-its-target-starts-again-slowly",
+        "coordinator/core/leader/prepare.py",
+        "    if not wait.is_part:\n",
+        "    if wait:\n",
+        "tests/unit/core/leader/test_prepare.py",
+    ),
+    Mutant(
+        "a-published-repeat-holds-its-partition-up-for-a-whole-build",
+        "coordinator/core/catalog/ddl.py",
+        "if index.state == INIT or request.position is None:",
+        "if index or request.position is None:",
+        "tests/unit/core/test_lone_master.py",
+    ),
+    Mutant(
+        "who-publishes-again-what-was-asked-for-otherwise-hears-nothing",
+        "coordinator/core/catalog/ddl.py",
+        "replace(index, by_topic=True))",
+        "index)",
+        "tests/unit/core/test_lone_master.py",
+    ),
+    Mutant(
+        "who-waits-for-an-index-to-be-made-waits-until-it-takes-a-place",
+        "coordinator/core/leader/master.py",
+        "if index is None or index.state != INIT:",
+        "if index is None or not index.is_unfinished:",
+        "tests/unit/core/test_lone_master.py",
+    ),
+    Mutant(
+        "an-indexer-is-waited-for-while-nothing-can-be-heard",
+        "coordinator/core/leader/master.py",
+        "self.prepares.overdue(view.peers.clock_ms, ",
+        "self.prepares.overdue(now, ",
+        "tests/unit/core/test_lone_master.py",
+    ),
+    Mutant(
+        "a-slow-indexer-is-never-asked-again",
+        "coordinator/http/scatter.py",
+        "self._candidates(number) or self._late(number)",
+        "self._candidates(number)",
+        "tests/integration/test_scan.py",
+    ),
+    Mutant(
+        "a-vector-whose-numbers-cannot-be-is-taken",
+        "streaming/timestamps/rows.py",
+        "good[which[~sound(rows.columns, limits[which])]] = False",
+        "good[:] = True",
+        "tests/unit/streaming/test_rows.py",
+    ),
+    Mutant(
+        "only-the-first-vbuckets-of-many-are-told-of",
+        "projector_sim/projector/router.py",
+        "for at in range(0, len(vbuckets), SYNCED_MAX):",
+        "for at in range(0, min(1, len(vbuckets)), SYNCED_MAX):",
+        "tests/unit/projector_sim/test_router.py",
+    ),
+    Mutant(
+        "only-the-first-positions-of-many-are-packed",
+        "coordinator/core/keys/key_versions.py",
+        "for at in range(0, len(reached), SYNCS_MAX):",
+        "for at in range(0, min(1, len(reached)), SYNCS_MAX):",
+        "tests/unit/core/keys/test_key_versions.py",
+    ),
+    Mutant(
+        "records-that-stood-at-one-place-become-one",
+        "streaming/timestamps/rows.py",
+        'names = ("partition", "offset", "connection", "projector", "ordinal")',
+        'names = ("partition", "offset")',
+        "tests/unit/streaming/test_rows.py",
+    ),
+    Mutant(
+        "what-cannot-be-waits-for-its-bucket",
+        "streaming/timestamps/query_state.py",
+        "syncs = syncs.where(is_sound)",
+        "syncs = syncs.where(is_sound | True)",
+        "tests/unit/streaming/test_query_state.py",
+    ),
+    Mutant(
+        "a-repeat-of-an-alter-is-given-room-to-grow",
+        "coordinator/core/leader/group_commit.py",
+        "makes = decision.waits_for and decision.subject >= 0",
+        "makes = decision.waits_for",
+        "tests/unit/core/test_lone_master.py",
+    ),
+    Mutant(
+        "who-had-too-little-time-is-not-asked-again",
+        "coordinator/http/scatter.py",
+        "return refusal._replace(is_late=refusal.code in PASSING and not is_last)",
+        "return refusal",
+        "tests/integration/test_scan.py",
+    ),
+    Mutant(
         "too-many-members-are-expired",
         "coordinator/core/leader/membership.py",
         "if reason and len(found) < spare:",
@@ -1730,8 +1829,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "decided-upon-what-its-own-group-writes",
         GROUPS,
-        "        group.touched |= keys\n        if decision.waits_for:",
-        "        if decision.waits_for:",
+        "        group.touched |= keys\n        if makes:",
+        "        if makes:",
         UNIT_GROUPS,
     ),
     Mutant(
@@ -1785,24 +1884,101 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a-resumed-watcher-hears-the-last-change-again",
-        FEED,
+        LINES,
         "[published for published in changes if published.cas > self.position]",
         "[published for published in changes if published.cas >= self.position]",
         UNIT_FEED,
     ),
     Mutant(
         "a-watcher-that-lagged-is-told-a-cas-beyond",
-        FEED,
+        LINES,
         "        elif not self.has_lagged:\n",
         "        else:\n",
         UNIT_FEED,
     ),
     Mutant(
         "who-lagged-is-handed-what-still-fits",
-        FEED,
+        LINES,
         "        if self.has_lagged:\n            return\n        found = [",
         "        found = [",
         UNIT_FEED,
+    ),
+    Mutant(
+        "who-has-not-taken-everything-is-woken-again",
+        LINES,
+        "        woken, self._waiting = self._waiting, {}\n",
+        "        woken, self._waiting = self._members, {}\n",
+        UNIT_LINES,
+    ),
+    Mutant(
+        "who-has-taken-everything-is-not-woken",
+        LINES,
+        "            self._waiting[member] = None\n            self._forget_if_taken()",
+        "            self._forget_if_taken()",
+        UNIT_LINES,
+    ),
+    Mutant(
+        "a-line-forgets-what-one-has-not-taken",
+        LINES,
+        "self._drop_to(min([member.place",
+        "self._drop_to(max([member.place",
+        UNIT_LINES,
+    ),
+    Mutant(
+        "a-line-forgets-nothing-while-changes-come",
+        LINES,
+        "        self._drop_to(min([member.place for member in self._members] or [self._end]))\n",
+        "",
+        UNIT_LINES,
+    ),
+    Mutant(
+        "who-lags-is-noticed-when-somebody-else-does",
+        LINES,
+        "        self._room = self._room.minus(more)\n",
+        "",
+        UNIT_LINES,
+    ),
+    Mutant(
+        "who-joins-has-all-the-room-there-is",
+        LINES,
+        "        self._room = least((self._room, self._room_of(member)))\n",
+        "",
+        UNIT_LINES,
+    ),
+    Mutant(
+        "what-waits-for-who-leaves-is-lost",
+        LINES,
+        "        member.keep(self._changes[self._next_of(member) :], waiting)\n",
+        "",
+        UNIT_LINES,
+    ),
+    Mutant(
+        "who-subscribes-to-what-is-about-to-be-published-hears-it-twice",
+        LINES,
+        "self._changes[begin].cas <= member.position",
+        "False",
+        UNIT_FEED,
+    ),
+    Mutant(
+        "what-was-made-for-others-is-kept-when-there-are-more",
+        LINES,
+        "        self._changes += changes\n        self.frames.clear()\n",
+        "        self._changes += changes\n",
+        UNIT_LINES,
+    ),
+    Mutant(
+        "watchers-leave-the-node-no-time",
+        "coordinator/http/watch.py",
+        "return min(PACE_MAX_S, watchers * PACE_S) + extra_s",
+        "return min(PACE_MAX_S, watchers * PACE_S)",
+        "tests/unit/http/test_watch.py",
+    ),
+    Mutant(
+        "what-had-come-in-part-counts-on-another-branch",
+        "indexer_sim/bucket/tracker.py",
+        "progress.partial, progress.catchup = Seqno(0), NO_CONNECTION",
+        "progress.catchup = NO_CONNECTION",
+        "tests/unit/indexer_sim/test_tracker.py",
     ),
     Mutant(
         "a-selection-is-not-found-by-its-end",
@@ -1827,7 +2003,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a-watcher-is-taken-for-told-of-what-is-not-published",
-        FEED,
+        LINES,
         "            self.position = max(self.position, newest)\n",
         "            self.position = max(self.position, newest + 2)\n",
         UNIT_FEED,
@@ -2562,7 +2738,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-transaction-is-delivered-in-parts",
         "coordinator/node/deliveries.py",
-        "while place.waiting and place.waiting[0].change.event.txn == _txn(found):",
+        "while (more := place.following) and more.change.event.txn == _txn(found):",
         "while False:",
         "tests/unit/node/test_deliveries.py",
     ),
@@ -3002,8 +3178,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-watcher-that-takes-nothing-keeps-its-place",
         "coordinator/http/watch.py",
-        "            async with asyncio.timeout(STUCK_S):\n                await send(",
-        "            async with asyncio.timeout(None):\n                await send(",
+        "loop.time() - since_s >= STUCK_S",
+        "False",
         "tests/unit/http/test_lagging.py",
     ),
     Mutant(
@@ -3553,6 +3729,34 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/indexer_sim/test_storage.py",
     ),
     Mutant(
+        "a-predicate-refers-to-no-field",
+        "coordinator/language/expressions/__init__.py",
+        "return Compiled(evaluate, where.required, looked_at | where.fields)",
+        "return Compiled(evaluate, where.required, looked_at)",
+        "tests/unit/projector_sim/test_document_reader.py",
+    ),
+    Mutant(
+        "fields-that-are-not-ascii-are-not-found",
+        "projector_sim/projector/document_reader.py",
+        "len(fields) > FIELDS_MAX or not all(map(str.isascii, fields))",
+        "len(fields) > FIELDS_MAX",
+        "tests/unit/projector_sim/test_document_reader.py",
+    ),
+    Mutant(
+        "what-may-be-no-json-is-read-in-part",
+        ROUTER,
+        "        if self._garbage is None:\n            self._read",
+        "        if True:\n            self._read",
+        "tests/unit/projector_sim/test_router.py",
+    ),
+    Mutant(
+        "an-index-that-comes-later-misses-its-fields",
+        ROUTER,
+        "        if self._garbage is None:\n            self._read",
+        "        if self._garbage is None and not self._lanes[0].rows:\n            self._read",
+        "tests/unit/projector_sim/test_router.py",
+    ),
+    Mutant(
         "a-host-is-listed-indexes-of-others",
         ROUTER,
         "indexer: tuple(r.index.id for r in ordered if indexer in r.indexers)",
@@ -3621,6 +3825,41 @@ MUTANTS: tuple[Mutant, ...] = (
         "        for target in targets[which]:\n            told",
         "        for target in (t for some in targets for t in some):\n            told",
         "tests/unit/projector_sim/test_router.py",
+    ),
+    Mutant(
+        "a-definition-may-take-any-time",
+        "coordinator/language/examiner.py",
+        "        signal.setitimer(signal.ITIMER_VIRTUAL, PROCESSOR_S)  # Then it ends.\n",
+        "",
+        "tests/unit/language/test_examiner.py",
+    ),
+    Mutant(
+        "a-definition-that-took-too-long-is-tried-again",
+        "coordinator/language/examiner.py",
+        "if self._kill() == -signal.SIGVTALRM and",
+        "if self._kill() == -signal.SIGPROF and",
+        "tests/unit/language/test_examiner.py",
+    ),
+    Mutant(
+        "what-was-ended-before-is-held-against-a-definition",
+        "coordinator/language/examiner.py",
+        "if self._kill() == -signal.SIGVTALRM and self._is_asked:",
+        "if self._kill() == -signal.SIGVTALRM:",
+        "tests/unit/language/test_examiner.py",
+    ),
+    Mutant(
+        "a-watch-ends-where-a-broker-has-just-started",
+        "coordinator/kafka/errors.py",
+        ", KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION",
+        ", KafkaError._UNKNOWN_TOPIC",
+        "tests/unit/kafka/test_errors.py",
+    ),
+    Mutant(
+        "a-damaged-class-archive-is-used-for-ever",
+        "coordinator/embedded/broker.py",
+        "return archive is not None and class_archive.forget(archive)",
+        "return False",
+        "tests/integration/test_prepare.py",
     ),
     Mutant(
         "an-array-without-elements-has-none",
@@ -4401,5 +4640,237 @@ MUTANTS: tuple[Mutant, ...] = (
         "partition.is_at_end = end == partition.at",
         "pass",
         "tests/integration/test_source_contract.py",
+    ),
+    Mutant(
+        "everybody-is-alive-for-as-long-as-a-node",
+        PEERS,
+        "max(self._config.liveness_ms, 4 * min(period_ms, PERIOD_MS_MAX))",
+        "self._config.liveness_ms",
+        UNIT_PEERS,
+    ),
+    Mutant(
+        "a-heartbeat-may-be-good-for-weeks",
+        PEERS,
+        "4 * min(period_ms, PERIOD_MS_MAX)",
+        "4 * period_ms",
+        UNIT_PEERS,
+    ),
+    Mutant(
+        "a-projector-lapses-between-two-heartbeats",
+        PEERS,
+        "max(self._config.lapsed_projector_ms, self._liveness_ms(peer))",
+        "self._config.lapsed_projector_ms",
+        UNIT_PEERS,
+    ),
+    Mutant(
+        "a-master-ends-while-its-broker-is-away",
+        SHELL,
+        "                if not is_away(error):\n                    raise",
+        "                raise",
+        UNIT_SHELL,
+    ),
+    Mutant(
+        "a-master-that-has-ended-waits-for-its-broker",
+        SHELL,
+        "while is_wanted() and not self.stopped.is_set():",
+        "while True:",
+        UNIT_SHELL,
+    ),
+    Mutant(
+        "a-producer-of-ticks-that-stands-still-stays",
+        TICKER,
+        "last, self._producer = self._producer, self._made()",
+        "last = self._producer",
+        UNIT_TICKER,
+    ),
+    Mutant(
+        "a-producer-of-ticks-is-renewed-while-it-works",
+        TICKER,
+        '        self._arrived_s = time.monotonic()\n        self._status_log.resolved("ticks")',
+        '        self._status_log.resolved("ticks")',
+        UNIT_TICKER,
+    ),
+    Mutant(
+        "a-topic-that-is-not-known-ends-the-ticks",
+        TICKER,
+        "except KafkaException as error:",
+        "except MemoryError as error:",
+        UNIT_TICKER,
+    ),
+    Mutant(
+        "an-application-that-ticks-no-more-ends-well",
+        "streaming/timestamps/application.py",
+        "            self._threads.check()\n",
+        "",
+        "tests/integration/test_dying_threads.py",
+    ),
+    Mutant(
+        "bytes-by-default-are-text",
+        "schemas/registry.py",
+        'ready["default"] = default.encode("latin-1")',
+        'ready["default"] = default',
+        "tests/unit/test_codec.py",
+    ),
+    Mutant(
+        "a-digest-by-default-is-text",
+        "schemas/registry.py",
+        'named.add(node["name"])',
+        "pass",
+        "tests/unit/test_codec.py",
+    ),
+    Mutant(
+        "a-forgotten-rebalance-is-half-answered",
+        "coordinator/http/rebalances.py",
+        "if held else _forgotten(rebalance_id)",
+        'if held else outcome.answer["rebalance"]',
+        "tests/unit/http/test_rebalances.py",
+    ),
+    Mutant(
+        "a-forgotten-rebalance-is-waited-for",
+        "coordinator/cli/rebalance.py",
+        'row["id"] == found["id"]), gone)',
+        'row["id"] == found["id"]), found)',
+        "tests/unit/cli/test_rebalance.py",
+    ),
+    Mutant(
+        "what-is-lost-is-shown-until-it-is-undone",
+        "indexer_sim/scans/reader.py",
+        "if lost := len(bucket.lost):",
+        "if lost := 0:",
+        "tests/unit/indexer_sim/test_histories.py",
+    ),
+    Mutant(
+        "what-is-lost-is-known-after-it-was-written",
+        "indexer_sim/bucket/bucket.py",
+        "        self.lost |= self._lost_of(touched)\n",
+        "",
+        "tests/unit/indexer_sim/test_histories.py",
+    ),
+    Mutant(
+        "what-a-write-has-not-undone-is-lost-no-more",
+        "indexer_sim/bucket/bucket.py",
+        "kept = self.lost if self.stale or self.damaged else self.lost - {vbucket}",
+        "kept = self.lost - {vbucket}",
+        "tests/unit/indexer_sim/test_histories.py",
+    ),
+    Mutant(
+        "what-a-checkpoint-brings-back-is-not-judged",
+        "indexer_sim/bucket/bucket.py",
+        "        self.stale = self.damaged = False\n"
+        "        self.lost = self._lost_of(self._histories)\n",
+        "        self.stale = self.damaged = False\n",
+        "tests/unit/indexer_sim/test_histories.py",
+    ),
+    Mutant(
+        "all-vbuckets-are-judged-for-one",
+        "indexer_sim/bucket/bucket.py",
+        "self.lost = kept | self._lost_of((vbucket,))",
+        "self.lost = self._lost_of(self._histories)",
+        "tests/unit/indexer_sim/test_histories.py",
+    ),
+    Mutant(
+        "a-history-may-be-of-any-length",
+        "coordinator/codec.py",
+        '    stream_records.FailoverLog.__name__: ("branches", stream_records.BRANCHES_MAX),\n',
+        "",
+        "tests/unit/indexer_sim/test_histories.py",
+    ),
+    Mutant(
+        "another-log-counts-as-read",
+        "indexer_sim/pipeline/histories.py",
+        "        self._read = [0] * STREAM_PARTITIONS\n\n    def note",
+        "        pass\n\n    def note",
+        "tests/unit/indexer_sim/test_histories.py",
+    ),
+    Mutant(
+        "an-unknown-branch-counts-as-lost",
+        "coordinator/core/timestamps/algorithms.py",
+        "return _knows(log, vbuuid) and not is_shared(log, vbuuid, seqno)",
+        "return not is_shared(log, vbuuid, seqno)",
+        "tests/unit/indexer_sim/test_histories.py",
+    ),
+    Mutant(
+        "what-was-read-counts-before-it-is-told",
+        "indexer_sim/pipeline/histories.py",
+        "            if name == bucket:",
+        "            if False:",
+        "tests/unit/indexer_sim/test_histories.py",
+    ),
+    Mutant(
+        "the-last-of-what-waits-counts-as-the-first",
+        "indexer_sim/pipeline/histories.py",
+        "first = before.first if before is not None else offset",
+        "first = offset",
+        "tests/unit/indexer_sim/test_histories.py",
+    ),
+    Mutant(
+        "a-scan-waits-for-no-history",
+        "indexer_sim/scans/reader.py",
+        "if any(offset < end for offset, end in",
+        "if all(offset < end for offset, end in",
+        "tests/unit/indexer_sim/test_histories.py",
+    ),
+    Mutant(
+        "an-answer-that-is-under-way-is-new-enough",
+        ENDS,
+        "return await self._answer_to(mine, until_s) if under_way.done() else None",
+        "return under_way.result() if under_way.done() else None",
+        UNIT_ENDS,
+    ),
+    Mutant(
+        "each-scan-asks-for-itself",
+        ENDS,
+        "if under_way is None:",
+        "if True:",
+        UNIT_ENDS,
+    ),
+    Mutant(
+        "a-late-answer-is-waited-for-by-everybody",
+        ENDS,
+        "if loop.time() - self._asked_s > WAIT_S:",
+        "if False:",
+        UNIT_ENDS,
+    ),
+    Mutant(
+        "a-scan-asks-for-longer-than-it-may-take",
+        ENDS,
+        "timeout=max(0.0, min(WAIT_S, left_s))",
+        "timeout=WAIT_S",
+        UNIT_ENDS,
+    ),
+    Mutant(
+        "a-client-that-fails-is-asked-no-more",
+        ENDS,
+        "except (KafkaException, RuntimeError):",
+        "except RuntimeError:",
+        UNIT_ENDS,
+    ),
+    Mutant(
+        "one-partition-that-refuses-hides-the-others",
+        ENDS,
+        "answer.set_result(ends if said else None)",
+        "answer.set_result(ends if len(said) == len(asked) else None)",
+        UNIT_ENDS,
+    ),
+    Mutant(
+        "scans-do-not-ask-where-the-failover-log-ends",
+        "coordinator/http/scan.py",
+        "ends = () if _wanted(body) is None else await _failover_log(shell, body)",
+        "ends = ()",
+        "tests/unit/http/test_scans_of_branches.py",
+    ),
+    Mutant(
+        "a-number-of-vbuckets-that-will-be-taken-is-refused",
+        "projector_sim/projector/stream_planner.py",
+        "if not reason and not self._may_be_adopted(index.bucket):",
+        "if not reason:",
+        "tests/unit/projector_sim/test_stream_planner.py",
+    ),
+    Mutant(
+        "a-slow-broker-holds-up-who-reads",
+        "coordinator/kafka/stall_detector.py",
+        "while self._to_look and time.monotonic() - now < MOMENT_S:",
+        "while self._to_look:",
+        "tests/unit/kafka/test_stall_detector.py",
     ),
 )

@@ -138,7 +138,7 @@ class Application(Actor):
         elif not self.alive:
             self.alive = True
         if self.alive:
-            beat = TimestampsHeartbeat(1, 1, len(self.records), WALL_MS)
+            beat = TimestampsHeartbeat(incarnation=1, pid=1, batch=len(self.records), at_ms=WALL_MS)
             for machine in world.machines.values():
                 world.clock.at(chance.randint(1, 12), machine.hear, HEARTBEAT, beat)
             if not world.healed and chance.random() < 0.04:

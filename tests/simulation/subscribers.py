@@ -194,7 +194,7 @@ class Delivering(Actor):
         for number, one in [*self.open.items()]:
             if number in self.busy:
                 continue
-            if one.place.has_lagged and not one.place.waiting:
+            if one.place.has_lagged and one.place.following is None:
                 self._close(number)
                 continue
             found = [p.change for p in one.place.take(LIMIT, machine.changes.newest)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from coordinator.core.catalog import state as states
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.history.changes import Change, fold, transactions
-from coordinator.core.history.feed import Subscription
+from coordinator.core.history.lines import Subscription
 from coordinator.core.history.predicates import Predicate
 from coordinator.core.model.types import Cas
 from tests.simulation.kernel.actor import Actor

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from typing import Any
 
 from coordinator.core.model.entities import READY, Index, Slice
 from coordinator.core.model.records import IndexerHeartbeat
-from coordinator.core.model.stream_records import MAINTENANCE, HwHeartbeat, KeyVersions, Sync
+from coordinator.core.model.stream_records import (
+    MAINTENANCE,
+    HwHeartbeat,
+    KeyVersions,
+    Sync,
+    SyncVector,
+)
 from coordinator.core.model.vectors import Vector
 
 
@@ -59,6 +67,41 @@ def make_key_versions(ordinal: int, **fields: Any) -> KeyVersions:
     known = {"bucket": "b", "kind": MAINTENANCE, "projector": 0, "connection": 1, "number": 1}
     known |= {"indexes": (), "builds": (), "items": b"", "at_ms": 0, "previous": ordinal - 1}
     return KeyVersions(ordinal=ordinal, **(known | fields))
+
+
+def make_sync_vector(vbuckets: Sequence[int], **fields: Any) -> SyncVector:
+    """Return what the connection 1 of projector 0 says of several vbuckets of the bucket `b`.
+
+    `vbuuid` and `seqno` are those of all of them, or `vbuuids` and `seqnos` one for each.
+    """
+    count, of_each = len(vbuckets), {}
+    for one, name in (("vbuuid", "vbuuids"), ("seqno", "seqnos")):
+        numbers = fields.pop(name, [fields.pop(one, 0)] * count)
+        of_each[name] = struct.pack(f"<{count}Q", *numbers)
+    known = {"bucket": "b", "projector": 0, "connection": 1, "ordinal": 0, "at_ms": 0}
+    return SyncVector(vbuckets=struct.pack(f"<{count}H", *vbuckets), **(known | of_each | fields))
+
+
+def syncs_of(vector: SyncVector) -> list[Sync]:
+    """Return what a vector says, vbucket by vbucket."""
+    count = len(vector.vbuckets) // 2
+    columns = (
+        struct.unpack(f"<{count}{kind}", raw)
+        for kind, raw in zip("HQQ", (vector.vbuckets, vector.vbuuids, vector.seqnos), strict=True)
+    )
+    return [
+        Sync(
+            bucket=vector.bucket,
+            vbucket=vbucket,
+            projector=vector.projector,
+            connection=vector.connection,
+            ordinal=vector.ordinal,
+            vbuuid=vbuuid,
+            seqno=seqno,
+            at_ms=vector.at_ms,
+        )
+        for vbucket, vbuuid, seqno in zip(*columns, strict=True)
+    ]
 
 
 def make_sync(vbucket: int, **fields: Any) -> Sync:

@@ -46,6 +46,13 @@ class NoPositions:
         raise TopicError("topic_unavailable", f"{topic} has no leader")
 
 
+class NoEnds:
+    """Kafka is away."""
+
+    async def now(self, within_s: float) -> None:
+        return None
+
+
 class LoneBook(PositionBook):
     """Positions that are in the memory of one node only."""
 
@@ -140,6 +147,7 @@ class LoneShell:
         )
         self.subscriptions.book = LoneBook("", "lone", lambda *_: None, lambda _: None)
         self.positions: Any = NoPositions()
+        self.failover_log_ends: Any = NoEnds()
         self.retention = None
         self.has_read = lambda name: True
         self._callers: dict[int, asyncio.Future[Outcome]] = {}
@@ -171,7 +179,7 @@ class LoneShell:
                 break
             self.lone.run(TICK_MS)
         assert self.lone.halted is None, self.lone.halted
-        outcome: Outcome = await asyncio.wait_for(future, 1)
+        outcome: Outcome = await asyncio.wait_for(future, 60)
         return outcome
 
     def _reply(self, token: int, outcome: Outcome) -> None:

@@ -269,8 +269,21 @@ def _remembered(state: StateContext, request: Request, given: Circumstances) -> 
     if held is not None and isinstance(held.entity, Index):
         if held.entity.request_fingerprint not in (0, request.fingerprint):
             return Unchanged(MISMATCH)
-        return Parked(held.entity.id)
+        return _repeated_under_way(request, held.entity)
     return _out_of_time(request, given)
+
+
+def _repeated_under_way(request: Request, index: Index) -> Decision:
+    """Decide a repeat of a request whose index is not made, or has not taken the other's place.
+
+    A build takes as long as it takes. A published repeat does not hold its partition up for that:
+    the reply at the end is the reply to it, too.
+    """
+    if index.state == INIT or request.position is None:
+        return Parked(index.id)
+    promised = Change("IndexAltered", index.key, replace(index, by_topic=True))
+    changes = () if index.by_topic else (promised,)
+    return Accepted(changes, {}, subject=-1, waits_for=(index.id,))
 
 
 MISMATCH = refused("request_mismatch", "this request id was used for another command")

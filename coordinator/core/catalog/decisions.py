@@ -130,7 +130,7 @@ class EndedAlter:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The changes, in order; the answer's CAS is that of `changes[subject]`.
+    """The changes, in order; the answer's CAS is that of `changes[subject]`, of none at -1.
 
     `waits_for` are the indexes whose READY (or undoing) is the real end of the request. `record`
     is what is to be remembered with it, but for its CAS. `ends` are requests of others.

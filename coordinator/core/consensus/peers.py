@@ -27,6 +27,9 @@ from coordinator.core.model.stream_records import HwHeartbeat
 from coordinator.core.model.types import Instant
 from coordinator.core.timestamps.shards import BucketShard, shard_of
 
+PERIOD_MS_MAX = 60_000
+"""No process sends its heartbeats less often, whatever it says."""
+
 
 @dataclass(slots=True)
 class Peer:
@@ -58,7 +61,7 @@ class PeersView(Protocol):
     def node_alive(self, number: int) -> bool: ...
     def indexer_alive(self, number: int) -> bool: ...
     def indexer_lost(self, number: int) -> bool: ...
-    def projector_silent_ms(self, number: int) -> int: ...
+    def projector_lapsed(self, number: int) -> bool: ...
 
 
 class Peers:
@@ -83,8 +86,16 @@ class Peers:
         self._heard_at_ms = 0
 
     def alive(self, peer: Peer | None) -> bool:
-        """Tell whether a process was heard within the liveness period."""
-        return peer is not None and self.clock_ms - peer.heard_ms <= self._config.liveness_ms
+        """Tell whether a process was heard within its liveness period."""
+        return peer is not None and self._silent_ms(peer) <= self._liveness_ms(peer)
+
+    def _liveness_ms(self, peer: Peer | None) -> int:
+        """Return how long a process counts as alive after its last heartbeat.
+
+        That is the time of four of its heartbeats, or of this node's if it sends them more often.
+        """
+        period_ms = getattr(peer.beat, "period_ms", 0) if peer is not None else 0
+        return max(self._config.liveness_ms, 4 * min(period_ms, PERIOD_MS_MAX))
 
     def node_alive(self, number: int) -> bool:
         """Tell whether the node with this number was heard within the liveness period."""
@@ -102,9 +113,11 @@ class Peers:
         """Return for how long nothing was heard of an indexer: while this node has listened."""
         return self._silent_ms(self.indexers.get(number))
 
-    def projector_silent_ms(self, number: int) -> int:
-        """Likewise of a projector."""
-        return self._silent_ms(self.projectors.get(number))
+    def projector_lapsed(self, number: int) -> bool:
+        """Tell whether a projector was silent for so long that its connections are closed."""
+        peer = self.projectors.get(number)
+        limit_ms = max(self._config.lapsed_projector_ms, self._liveness_ms(peer))
+        return self._silent_ms(peer) > limit_ms
 
     def _silent_ms(self, peer: Peer | None) -> int:
         return self.clock_ms - (peer.heard_ms if peer is not None else 0)

@@ -28,6 +28,8 @@ Every other item is a head, the id of a document, and a payload:
              (8 bytes), for a reader that has not seen where the stream began
     SYNC     nothing up to this seqno, the end of a snapshot, is still to come
     END      the vbucket's stream has ended; nothing up to this seqno is still to come
+    SYNCS    what a SYNC says, of several vbuckets; in the payload, of each, vbucket (2 bytes) and
+             seqno (8). It is read as a SYNC of each
     HISTORY  right before a BEGIN or ATTACH: which branches the vbucket has had, the newest first
              (vbuuid and first seqno, 8 bytes each); left out while there was one only
 
@@ -39,12 +41,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, starmap
 from typing import NamedTuple
 
 from coordinator.core.model.stream_records import FailoverBranch
 from coordinator.core.model.types import Seqno, Vbuuid
 
-UPSERT, ABSENT, BEGIN, ATTACH, SYNC, END, HISTORY, DOCUMENT, PLACES = range(1, 10)
+UPSERT, ABSENT, BEGIN, ATTACH, SYNC, END, HISTORY, DOCUMENT, PLACES, SYNCS = range(1, 11)
 OF_MUTATIONS = frozenset({UPSERT, ABSENT, DOCUMENT, PLACES})
 """The kinds that tell what became of a document; the others are about streams."""
 
@@ -53,6 +56,9 @@ MANY = 0xFFFE
 """In place of a slice: the document has several keys."""
 
 INDEXES_MAX = 0xFFFF
+VARINT_BITS = 63
+"""After so many bits a number has one more byte at most."""
+
 DOCUMENT_ID_BYTES_MAX = 4_096
 KEY_BYTES_MAX = 4_096
 KEYS_BYTES_MAX = 48 * 1024
@@ -68,6 +74,9 @@ MUTATION_BYTES = struct.calcsize(">BHQ")
 """So many bytes of an item, of either form, say of which kind it is, and of which mutation."""
 
 BRANCH = struct.Struct(">QQ")
+POSITION = struct.Struct(">HQ")
+SYNCS_MAX = 6_000
+"""So many vbuckets one SYNCS has at most: the size of a payload has 2 bytes."""
 
 
 Placed = tuple[int, int, bytes]
@@ -98,7 +107,7 @@ class ItemsError(ValueError):
 def pack(item: Item) -> bytes:
     """Return the bytes of one item."""
     kind, vbucket, seqno, place, piece, document, payload, placed = item
-    if kind >= DOCUMENT:
+    if kind in (DOCUMENT, PLACES):
         places = pack_placed(placed)
         head = MUTATION_HEAD.pack(kind, vbucket, seqno, len(placed), len(document), len(places))
         return head + document + places
@@ -195,6 +204,46 @@ def branches(item: Item) -> tuple[FailoverBranch, ...]:
     return tuple(FailoverBranch(*pair) for pair in BRANCH.iter_unpack(item.payload))
 
 
+def pack_syncs(reached: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+    """Yield the packed items that say how far each of these vbuckets has come."""
+    for at in range(0, len(reached), SYNCS_MAX):
+        payload = b"".join(starmap(POSITION.pack, reached[at : at + SYNCS_MAX]))
+        yield HEAD.pack(SYNCS, 0, 0, 0, NO_SLICE, 0, len(payload)) + payload
+
+
+def pack_indexes(indexes: Sequence[int], builds: Sequence[int]) -> bytes:
+    """Return the indexes of a record, and the build of each: in turn, each id as how much it is
+    more than the one before. Every number is a zigzag varint, as Avro has it."""
+    found, before = bytearray(), 0
+    for index_id, build in zip(indexes, builds, strict=True):
+        for number in (index_id - before, build):
+            left = number << 1 if number >= 0 else ~(number << 1)
+            while left > 0x7F:
+                found.append(left & 0x7F | 0x80)
+                left >>= 7
+            found.append(left)
+        before = index_id
+    return bytes(found)
+
+
+def unpack_indexes(raw: bytes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return what `pack_indexes` has packed. ItemsError: it is damaged, or they are too many."""
+    numbers: list[int] = []
+    number = shift = 0
+    for byte in raw:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte & 0x80:
+            if shift > VARINT_BITS:
+                raise ItemsError("a number of an index that is too long")
+            continue
+        numbers.append(number >> 1 ^ -(number & 1))
+        number = shift = 0
+    if shift or len(numbers) % 2 or len(numbers) > 2 * INDEXES_MAX:
+        raise ItemsError("indexes that end in one of them, or are too many")
+    return tuple(accumulate(numbers[::2])), tuple(numbers[1::2])
+
+
 def is_of_one_mutation(item: bytes, after: bytes) -> bool:
     """Tell whether two packed items, one behind the other, are of the same mutation."""
     kinds = {item[0], after[0]}
@@ -208,14 +257,14 @@ def unpack(items: bytes) -> Iterator[Item]:
     read, read_mutation, make = HEAD.unpack_from, MUTATION_HEAD.unpack_from, tuple.__new__
     read_place, place_size = PLACED_HEAD.unpack_from, PLACED_HEAD.size
     while at < end:
-        if items[at] >= DOCUMENT:
+        if DOCUMENT <= items[at] <= PLACES:
             if end - at < mutation_head:
                 raise ItemsError("the bytes end in a head")
             kind, vbucket, seqno, count, name, payload = read_mutation(items, at)
             at += mutation_head
             middle = at + name
             after = middle + payload
-            if after > end or kind > PLACES:
+            if after > end:
                 raise ItemsError("no item")
             if count == 1 and payload >= place_size:
                 # What most are; not by a call: that takes a quarter of the time.
@@ -233,8 +282,15 @@ def unpack(items: bytes) -> Iterator[Item]:
             at += head
             middle = at + name
             after = middle + payload
-            if after > end or kind < UPSERT:
+            if after > end or not UPSERT <= kind <= SYNCS:
                 raise ItemsError("no item")
             document, rest = items[at:middle], items[middle:after]
+            if kind == SYNCS:
+                if payload % POSITION.size:
+                    raise ItemsError("a SYNCS that ends in a position")
+                for vbucket, seqno in POSITION.iter_unpack(rest):
+                    yield make(Item, (SYNC, vbucket, seqno, 0, NO_SLICE, b"", b"", ()))
+                at = after
+                continue
             yield make(Item, (kind, vbucket, seqno, place, piece, document, rest, ()))
         at = after

@@ -39,7 +39,7 @@ from coordinator.core.model.records import (
 )
 from coordinator.core.model.types import CAS_MAX, Cas, Epoch, Offset, TxnId
 
-REASON_LENGTH_MAX = 300
+REASON_BYTES_MAX = 300
 """So much of the reason of a rollback is kept: each claim carries those of all transactions that
 the log of transactions has, and has to fit on `commit`."""
 
@@ -246,7 +246,7 @@ class Committer:
     def _abandon(self, attempt: Attempt, reason: str, expiring: tuple[int, ...]) -> list[Result]:
         """One refused, or too few answered: abort the Kafka transaction, then roll back."""
         attempt.move(ABANDONING)
-        attempt.reason = reason[:REASON_LENGTH_MAX]
+        attempt.reason = reason.encode()[:REASON_BYTES_MAX].decode(errors="ignore")
         attempt.expiring = expiring
         return [Abandon(attempt.token)]
 

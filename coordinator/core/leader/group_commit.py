@@ -194,7 +194,8 @@ class GroupCommit:
         size = weight(mutations) + _weight_of_results(decision)
         count_max, bytes_max = view.config.group_mutations_max, view.config.group_bytes_max
         count = len(mutations) + (request.position is not None)
-        whole = size + _growth(view, mutations) if decision.waits_for else size
+        makes = decision.waits_for and decision.subject >= 0
+        whole = size + _growth(view, mutations) if makes else size
         too_large = count > count_max or whole > bytes_max
         if too_large and not request.key:
             outcome = refused(
@@ -228,7 +229,7 @@ class GroupCommit:
         group.mutations.extend(mutations)
         group.size_bytes += size
         group.touched |= keys
-        if decision.waits_for:
+        if makes:
             _add_load(group, mutations)
         if request.position is not None:
             group.consumed[request.position.partition] = request.position.offset

@@ -1,10 +1,10 @@
 """Connections of projectors that have lapsed: the master says that they are closed.
 
-Pure. A projector lapses when it was silent for `lapsed_projector_ms`. One that was killed sends no
-END, so its vbuckets would have an owner for as long as the application on Spark waits. The master
-knows from that application which connections own vbuckets. It closes those of a lapsed projector
-in its place, by a `ConnectionClosed` on `stream-end`; it repeats that while the application names
-them as owners.
+Pure. A projector lapses when it was silent for `lapsed_projector_ms`, and for longer than four of
+its heartbeats take. One that was killed sends no END, so its vbuckets would have an owner for as
+long as the application on Spark waits. The master knows from that application which connections
+own vbuckets. It closes those of a lapsed projector in its place, by a `ConnectionClosed` on
+`stream-end`; it repeats that while the application names them as owners.
 
 A projector that was only paused goes on with a connection that does not count any more. So when it
 is heard again under the same generation, its streams are renewed. A new master does not know of
@@ -81,11 +81,7 @@ class LapsedProjectors:
 
 def _lapsed(view: NodeView) -> set[int]:
     peers = view.peers
-    return {
-        number
-        for number in authority_of(view).projectors
-        if peers.projector_silent_ms(number) > view.config.lapsed_projector_ms
-    }
+    return {n for n in authority_of(view).projectors if peers.projector_lapsed(n)}
 
 
 def _owners(view: NodeView) -> Iterator[StreamOwner]:

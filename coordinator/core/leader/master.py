@@ -105,7 +105,7 @@ class Master:
         self.membership = Membership(view, epoch, codec, copies)
         self.handshakes = Handshakes(epoch, view.config.handshake_ms)
         self.first_handshakes = FirstHandshakes()
-        self.prepares = Prepares(view.state.in_phase(INIT, DROPPING), view.now.mono_ms)
+        self.prepares = Prepares(view.state.in_phase(INIT, DROPPING), view.peers.clock_ms)
         self.building = BuildCoordinator(epoch)
         self.rebalancing = RebalanceCoordinator()
         self.scrubbing = ScrubSchedule(view.now, tokens, counters)
@@ -358,7 +358,7 @@ class Master:
         if _is_lost(found):
             return found
         timeout_ms = view.config.ddl_timeout_ms
-        for due in self.prepares.overdue(now, timeout_ms, partial(_is_gone, view)):
+        for due in self.prepares.overdue(view.peers.clock_ms, timeout_ms, partial(_is_gone, view)):
             self._want_due(due)
         found += self.requests.expire(now, _why_late(view))
         found += self.expire_enlisted(view)
@@ -411,10 +411,10 @@ class Master:
                 continue
             index = mutation.entity if isinstance(mutation.entity, Index) else None
             number = int(mutation.key.partition("/")[2])
-            self.prepares.observe(number, index, view.now.mono_ms)
+            self.prepares.observe(number, index, view.peers.clock_ms)
             self.building.observe(number, index)
-            if index is None or not index.is_unfinished:
-                self.requests.unpark(number)
+            if index is None or index.state != INIT:
+                self.requests.unpark(number)  # Who waits for more than READY parks again.
 
     def committed(self, view: NodeView, record: TransactionCommitted) -> list[Result]:
         """The verdict *commit* was read back: callers hear, creators wait for READY."""

@@ -25,6 +25,7 @@ class Wait:
     state: str
     hosts: frozenset[int]
     since_ms: int
+    is_part: bool = False
     answered: dict[int, int] = field(default_factory=dict)
     refusal: str = ""
 
@@ -50,7 +51,7 @@ class Prepares:
         if index is None or index.state not in (INIT, DROPPING):
             self._waits.pop(index_id, None)
         else:
-            self._waits[index_id] = Wait(index.state, index.hosts, now_ms)
+            self._waits[index_id] = Wait(index.state, index.hosts, now_ms, index.part_of != 0)
 
     def count(self, answer: SliceAnswered) -> Command | None:
         """Count an indexer's answer; return the command that it completes, if any."""
@@ -69,16 +70,15 @@ class Prepares:
         """Return what to do about indexes whose indexers stayed silent too long.
 
         One that is lost is not waited for where an index is dropped: if it comes back, it reads
-        that the index is gone, and releases the storage.
+        that the index is gone, and releases the storage. A part of an index that moves has nobody
+        who waits for its answer: it is given up only when its indexer is lost.
         """
         found: list[Command] = []
         for index_id, wait in self._waits.items():
             if wait.state == DROPPING:
                 wait.answered |= {host: 0 for host in wait.missing if is_lost(host)}
-            if wait.state == INIT and not wait.refusal and now_ms - wait.since_ms > timeout_ms:
-                silent = sorted(wait.missing)
-                if silent:
-                    wait.refusal = f"indexers {silent} did not answer within {timeout_ms} ms"
+            elif not wait.refusal and now_ms - wait.since_ms > timeout_ms:
+                wait.refusal = _refusal(wait, timeout_ms, is_lost)
             due = self._due(index_id, wait)
             if due is not None:
                 found.append(due)
@@ -92,3 +92,12 @@ class Prepares:
             shards = tuple(Shard(i, shard) for i, shard in sorted(wait.answered.items()))
             return MarkReady(index_id, shards) if wait.state == INIT else ForgetIndex(index_id)
         return None
+
+
+def _refusal(wait: Wait, timeout_ms: int, is_lost: Callable[[int], bool]) -> str:
+    """Say why indexers are not waited for any more, or nothing."""
+    silent = sorted(wait.missing)
+    if not wait.is_part:
+        return f"indexers {silent} did not answer within {timeout_ms} ms" if silent else ""
+    lost = [host for host in silent if is_lost(host)]
+    return f"indexer {lost[0]} is not alive" if lost else ""

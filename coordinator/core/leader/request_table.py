@@ -112,11 +112,11 @@ class RequestTable:
             del self.upkeep[request.key]
 
     def park(self, index_id: int, request: Request) -> None:
-        """Let a command wait until the creation of an index has ended."""
+        """Let a command wait for what becomes of an index."""
         self.parked.setdefault(index_id, []).append(request)
 
     def unpark(self, index_id: int) -> None:
-        """The creation has ended: those that waited for it come first."""
+        """The index is made or gone, or has changed since: those that waited for it come first."""
         self.queue.push_front(self.parked.pop(index_id, []))
 
     def reply(self, request: Request, outcome: Outcome) -> list[Result]:

@@ -90,5 +90,5 @@ class NodeConfig:
 
     @property
     def liveness_ms(self) -> int:
-        """How long a process counts as alive after its last heartbeat."""
+        """How long a process counts as alive after its last heartbeat, if it says nothing else."""
         return 4 * self.heartbeat_ms

@@ -404,7 +404,10 @@ class NodeHeartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerHeartbeat:
-    """An indexer is alive; its load in slices and bytes of storage."""
+    """An indexer is alive; its load in slices and bytes of storage.
+
+    It says so every `period_ms`; 0: it does not say how often.
+    """
 
     indexer: int
     incarnation: int
@@ -415,6 +418,7 @@ class IndexerHeartbeat:
     bytes: int
     cas: Cas
     at_ms: int
+    period_ms: int = 0
 
 
 SLICE_LOADS_MAX = 2_048
@@ -490,6 +494,7 @@ class ProjectorHeartbeat:
 
     `kv` is where its key-value store answers. `waiting` are the buckets of which it has vbuckets
     that it may not stream: it needs a new generation of streams that names this incarnation.
+    It says that it is alive every `period_ms`; 0: it does not say how often.
     """
 
     projector: int
@@ -502,6 +507,7 @@ class ProjectorHeartbeat:
     waiting: tuple[StreamAwaited, ...] = ()
     backfills: tuple[BackfillProgress, ...] = ()
     topics: tuple[TopicSeen, ...] = ()
+    period_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -523,12 +529,12 @@ class StreamOwner:
     vbuckets: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimestampsHeartbeat:
     """The application that computes timestamps is alive, and has finished `batch` batches.
 
     `currents` and `owners` are what it knows of the buckets by then; `shard` is the name of its
-    shard (`timestamps.shards`).
+    shard (`timestamps.shards`). It says so every `period_ms`; 0: it does not say how often.
     """
 
     incarnation: int
@@ -538,6 +544,7 @@ class TimestampsHeartbeat:
     currents: tuple[BucketCurrent, ...] = ()
     owners: tuple[StreamOwner, ...] = ()
     shard: str = ""
+    period_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

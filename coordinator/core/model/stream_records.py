@@ -78,6 +78,24 @@ class Sync:
     at_ms: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncVector:
+    """What a `Sync` says, of many vbuckets at once.
+
+    `vbuckets` has 2 bytes for each, `vbuuids` and `seqnos` have 8, in the same order: unsigned,
+    little-endian.
+    """
+
+    bucket: str
+    projector: int
+    connection: int
+    ordinal: int
+    vbuckets: bytes
+    vbuuids: bytes
+    seqnos: bytes
+    at_ms: int
+
+
 NOT_SAID = -1
 """The `previous` of a record whose projector does not link its records, or a time that is not
 told."""
@@ -130,9 +148,13 @@ class FailoverBranch:
     seqno: Seqno
 
 
+BRANCHES_MAX = 256
+"""No source keeps as many."""
+
+
 @dataclass(frozen=True, slots=True)
 class FailoverLog:
-    """The histories of a vbucket, newest first."""
+    """The histories of a vbucket, newest first; at most `BRANCHES_MAX`."""
 
     bucket: str
     vbucket: int
@@ -346,6 +368,7 @@ StreamRecord = (
     | StreamEnd
     | ConnectionClosed
     | Sync
+    | SyncVector
     | KeyVersions
     | CatchUpRequested
     | FailoverLog

@@ -267,6 +267,11 @@ def lost_positions(vector: Vector, logs: Logs) -> set[int]:
     }
 
 
+def is_lost(log: Log, vbuuid: Vbuuid, seqno: Seqno) -> bool:
+    """Tell the same of one vbucket: `log` says that `vbuuid` has ended below `seqno`."""
+    return _knows(log, vbuuid) and not is_shared(log, vbuuid, seqno)
+
+
 def _knows(log: Log, vbuuid: Vbuuid) -> bool:
     """Tell whether a history has this branch."""
     return any(branch.vbuuid == vbuuid for branch in log)

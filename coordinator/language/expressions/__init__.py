@@ -21,11 +21,13 @@ from coordinator.language.expressions.compiler import (
     Requirement,
     compile_elements,
     compile_tree,
+    fields,
     requirement,
 )
 from coordinator.language.expressions.errors import EvaluationError, ExpressionError
 
 __all__ = [
+    "Compiled",
     "EvaluationError",
     "Evaluator",
     "ExpressionError",
@@ -33,7 +35,7 @@ __all__ = [
     "check",
     "check_keys",
     "compile_index",
-    "required_by",
+    "compile_whole",
 ]
 
 Evaluator = Callable[[str, Any], bytes | list[bytes] | None]
@@ -60,14 +62,6 @@ def check_keys(texts: Sequence[str]) -> None:
     _compiled_keys(texts)
 
 
-def required_by(where: str) -> Requirement | None:
-    """Return what a predicate requires of a document, if that can be looked up in it.
-
-    ExpressionError: it is none.
-    """
-    return _read(where, False, requirement)
-
-
 def _read(text: str, key: bool, make: Callable[[Any], Made]) -> Made:
     """Return what is made of the tree of an expression; see `compile_expression`."""
     try:
@@ -83,11 +77,32 @@ def _read(text: str, key: bool, make: Callable[[Any], Made]) -> Made:
         raise ExpressionError("unsupported", what) from None
 
 
+class Compiled(NamedTuple):
+    """What yields the keys of documents, and what it needs of them.
+
+    `required` must be in a document of the index, if it is something that can be looked up. No
+    other field than `fields` changes a key.
+    """
+
+    evaluate: Evaluator
+    required: Requirement | None
+    fields: frozenset[str]
+
+
 class _Key(NamedTuple):
     """What a key of an index is evaluated by; `is_array`: to a list of the elements."""
 
     evaluate: Evaluate
     is_array: bool
+    fields: frozenset[str]
+
+
+class _Condition(NamedTuple):
+    """What a predicate is evaluated by."""
+
+    evaluate: Evaluate
+    required: Requirement | None
+    fields: frozenset[str]
 
 
 def _compiled_key(ordered: Any) -> _Key:
@@ -95,8 +110,15 @@ def _compiled_key(ordered: Any) -> _Key:
     descending = bool(ordered.args.get("desc"))
     if bool(ordered.args.get("nulls_first")) is descending:
         raise ExpressionError("unsupported", "NULLS FIRST and NULLS LAST: the order is fixed")
+    found = fields(ordered.this)
     elements = compile_elements(ordered.this)
-    return _Key(compile_tree(ordered.this), False) if elements is None else _Key(elements, True)
+    if elements is None:
+        return _Key(compile_tree(ordered.this), False, found)
+    return _Key(elements, True, found)
+
+
+def _compiled_condition(tree: Any) -> _Condition:
+    return _Condition(compile_tree(tree), requirement(tree), fields(tree))
 
 
 def _compiled_keys(texts: Sequence[str]) -> list[_Key]:
@@ -109,10 +131,27 @@ def _compiled_keys(texts: Sequence[str]) -> list[_Key]:
 
 def compile_index(index: Index) -> Evaluator:
     """Return what yields the keys of documents. ExpressionError: there is no such index."""
+    return compile_whole(index).evaluate
+
+
+def compile_whole(index: Index) -> Compiled:
+    """Return what yields the keys of documents, and what it needs of them; reads each text once.
+
+    ExpressionError: there is no such index.
+    """
     if index.primary:
-        return _evaluator_of_primary
+        return Compiled(_evaluator_of_primary, None, frozenset())
     keys = _compiled_keys(index.expressions)
-    where = None if index.where is None else compile_expression(index.where)
+    where = None if index.where is None else _read(index.where, False, _compiled_condition)
+    looked_at = frozenset().union(*(key.fields for key in keys))
+    if where is None:
+        return Compiled(_evaluator_of(index, keys, None), None, looked_at)
+    evaluate = _evaluator_of(index, keys, where.evaluate)
+    return Compiled(evaluate, where.required, looked_at | where.fields)
+
+
+def _evaluator_of(index: Index, keys: list[_Key], where: Evaluate | None) -> Evaluator:
+    """Return what yields the keys of documents: one, or those of the elements of an array."""
     if any(key.is_array for key in keys):
         return _evaluator_of_array(order_of(index), keys, where)
     first, *rest = [key.evaluate for key in keys]

@@ -107,6 +107,14 @@ def requirement(tree: exp.Expr) -> Requirement | None:
     return None
 
 
+def fields(tree: exp.Expr) -> frozenset[str]:
+    """Return the fields of a document that an expression can refer to: no others change its value.
+
+    Among them may be words and variables that only look like fields.
+    """
+    return frozenset(column.parts[0].name for column in tree.find_all(exp.Column))
+
+
 def _bare(node: exp.Expr) -> exp.Expr:
     """Return what is in brackets."""
     while isinstance(node, exp.Paren):

@@ -170,6 +170,8 @@ def test_a_killed_indexer_finds_what_it_had_and_repeats_its_answers(
     cluster.write(an_index(1), an_index(2, READY), an_index(3, DROPPING))
     before = acks.answer(1, "allocated")
     acks.answer(3, "released")
+    with cluster.listen(HEARTBEAT) as beats:
+        beats.hears("that it holds both", lambda beat: beat.slices == 4)
     process.kill()
     cluster.write(an_index(4))
     acks.drain()

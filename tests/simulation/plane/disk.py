@@ -73,6 +73,7 @@ class MemoryDatabase(Disk[dict[bytes, bytes], Batch]):
         super().__init__({})
         self.failing = 0
         self.fuse = -1
+        self.is_written: Callable[[], None] = lambda: None
         self._took_place = took_place
 
     def get_all(self, keys: list[bytes]) -> list[bytes | None]:
@@ -98,6 +99,7 @@ class MemoryDatabase(Disk[dict[bytes, bytes], Batch]):
             old = len(self.unsynced) - (0 if sync else UNSYNCED_MAX)
             if old > 0:
                 self.secure(old)
+            self.is_written()
         if refused:
             raise StorageError("refused", "the disk is full")
         if self.fuse >= 0:

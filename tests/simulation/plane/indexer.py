@@ -15,6 +15,7 @@ from coordinator.core.model.stream_records import (
     CatchUpRequested,
     StabilityTimestamp,
 )
+from coordinator.core.timestamps.algorithms import Log
 from coordinator.kafka.topics import STREAM_REQUEST
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.allocation import Allocate, AllocationPlanner
@@ -39,6 +40,9 @@ SWEEP_EACH = 4
 
 REQUEST_MS = 1_000
 BATCHES = (1, 5, 30)
+LATE_MS = (5, 50, 2_000)
+"""So late histories are heard: before or after the streams have begun on the new branch."""
+
 NEVER_S = 1e9
 
 
@@ -65,7 +69,7 @@ class IndexerProcess:
         self.number = shell.number
         self.dead = False
         self.planner = AllocationPlanner(indexer=shell.number)
-        self.storage = Buckets(shell.disks, shell.vbuckets)
+        self.storage = Buckets(shell.disks, shell.vbuckets, self._is_written)
         self.planner.hold(self.storage.held, self.storage.shards)
         self.reader = Reader(self.world, self.number, self.storage)
         self.applier = Applier(
@@ -81,15 +85,24 @@ class IndexerProcess:
         self.position = 0
         self._asked: HoldingsRequested | None = None
         self._end = self.world.broker["statecontext"].stable
-        self._apply_due = self._read_due = False
+        self._apply_due = self._read_due = self._hear_due = False
+        self.histories: dict[tuple[str, int], Log] = {}
+        """What was read of `failover-log`, the last of each vbucket."""
+        self._heard = 0
         self._requested_ms: dict[str, int] = {}
         clock = self.world.clock
         clock.at(clock.delay(), self.read_state)
         clock.at(clock.chance.randrange(PERIOD_MS), self._period)
         self.apply_soon()
+        self.hear_histories_soon()
 
     def die(self) -> None:
         self.dead = True
+
+    def _is_written(self, bucket: Storage) -> None:
+        """A batch can be read, and nobody has been told what is known after it."""
+        if not self.dead:
+            self.world.witness.can_be_scanned(self, bucket)
 
     # -- the state ---------------------------------------------------------------------------
 
@@ -187,6 +200,25 @@ class IndexerProcess:
         if self.planner.complete:
             queued = Queued(self.storage.epoch, timestamp)
             self._do(lambda: self.applier.apply([queued]))
+
+    def hear_histories_soon(self) -> None:
+        if not self._hear_due and not self.dead:
+            self._hear_due = True
+            late_ms = self.world.whispers.choice(LATE_MS)
+            self.world.clock.at(self.world.whispers.randint(1, late_ms), self._hear_histories)
+
+    def _hear_histories(self) -> None:
+        self._hear_due = False
+        if self.dead:
+            return
+        for record in self.world.failover_log[self._heard :]:
+            bucket = self.storage.bucket(record.bucket)
+            if bucket is not None and not bucket.hear(record.vbucket, record.branches, 0.0):
+                raise AssertionError("nobody else uses the bucket")
+            self.histories[record.bucket, record.vbucket] = record.branches
+        self._heard = len(self.world.failover_log)
+        for bucket in self.storage.buckets():
+            self.world.witness.can_be_scanned(self, bucket)
 
     def _obey(self) -> None:
         before = {bucket.name: bucket.rolled_back for bucket in self.storage.buckets()}

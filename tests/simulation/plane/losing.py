@@ -31,7 +31,7 @@ class LosingWorld(PlaneWorld):
     def _tell_stability(self) -> None:
         chance = self.clock.chance
         self.clock.at(chance.choice(PERIODS_MS), self._tell_stability)
-        for history in self.histories.values():
+        for history in self.histories:
             self.network.send(HW, history)  # A new master reads the topic from its start.
         for name, vbuckets in self.store.buckets.items():
             self._number += 1

@@ -83,7 +83,7 @@ class Producer:
 
     def control(self, vbucket: int, record: object) -> None:
         if isinstance(record, FailoverLog):
-            self.world.histories[record.bucket, record.vbucket] = record
+            self.world.branched(record)
             self.world.network.send(HW, record)
 
     def stop(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,15 @@ if TYPE_CHECKING:
 class Buckets:
     """What `indexer_sim.bucket.storage.Storage` is to the applier: the buckets that are held."""
 
-    def __init__(self, disks: dict[str, MemoryDatabase], vbuckets: dict[str, int]) -> None:
+    def __init__(
+        self,
+        disks: dict[str, MemoryDatabase],
+        vbuckets: dict[str, int],
+        is_written: Callable[[Storage], None],
+    ) -> None:
+        """`is_written` is called whenever a batch of a bucket has been written."""
         self.epoch = 0
+        self._is_written = is_written
         self.vbuckets = vbuckets
         self._disks = disks
         self._buckets: dict[str, Storage] = {}
@@ -34,11 +41,16 @@ class Buckets:
 
     def _opened(self, name: str) -> Storage:
         bucket = Storage(name, Path("nowhere"), self.vbuckets.get(name, 0), PARTITIONS)
-        bucket.database = self._disks[name]  # type: ignore[assignment]
+        disk = self._disks[name]
+        disk.is_written = lambda: self._is_written(bucket)
+        bucket.database = disk  # type: ignore[assignment]
         return bucket
 
     def bucket(self, name: str) -> Storage | None:
         return self._buckets.get(name)
+
+    def bucket_of(self, index_id: int) -> Storage | None:
+        return next((one for one in self._buckets.values() if index_id in one.slices), None)
 
     def buckets(self) -> list[Storage]:
         return list(self._buckets.values())

@@ -6,6 +6,7 @@ that it is a new master now and then.
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 from coordinator.core.model.stream_records import FailoverLog
@@ -46,8 +47,9 @@ class PlaneWorld(Cluster):
         super().__init__(seed, **more)
         self.ahead_ms = 0  # What a client's clock does to its ids is the other worlds' matter.
         self.indexers_were_hurt = False
-        self.histories: dict[tuple[str, int], FailoverLog] = {}
-        """The last of each vbucket, as the topic has them."""
+        self.failover_log: list[FailoverLog] = []
+        self.whispers = Random(seed)
+        """When indexers read it. Of its own, so that worlds that are kept stay as they were."""
         self.power_on()
         self._populate()
         self.disturb()
@@ -83,6 +85,18 @@ class PlaneWorld(Cluster):
         for indexer in self.indexers:
             if indexer.process is not None:
                 indexer.process.apply_soon()
+
+    @property
+    def histories(self) -> list[FailoverLog]:
+        """The last of each vbucket, as the topic has them."""
+        return [*{(one.bucket, one.vbucket): one for one in self.failover_log}.values()]
+
+    def branched(self, record: FailoverLog) -> None:
+        """The history of a vbucket can be read."""
+        self.failover_log.append(record)
+        for indexer in self.indexers:
+            if indexer.process is not None:
+                indexer.process.hear_histories_soon()
 
     def owners_changed(self) -> None:
         for projector in self.projectors:

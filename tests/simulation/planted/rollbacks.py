@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.core.leader import rollback_coordinator
+from indexer_sim.bucket import bucket as buckets
 from indexer_sim.bucket import settlement
 from indexer_sim.bucket.settlement import Settlement
 from indexer_sim.bucket.snapshots import Timeline, Undo
@@ -47,3 +48,7 @@ def a_loss_during_a_rollback_is_overlooked(patch: Patch) -> None:
         return () if recovering else known(heard, last)
 
     patch.setattr(rollback_coordinator, "lost_vbuckets", overlooked)
+
+
+def histories_are_not_compared(patch: Patch) -> None:
+    patch.setattr(buckets, "is_lost", lambda log, vbuuid, seqno: False)

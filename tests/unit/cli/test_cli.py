@@ -126,6 +126,10 @@ class Cluster:
         one = {"id": "i1", "address": "a:1", "zone": "z", "alive": True, "slices": 2, "bytes": 9}
         return Answer(200, {"indexers": [one]})
 
+    def GET_projectors(self, request: Request) -> Answer:  # noqa: N802
+        one = {"id": 7, "address": "a:2", "alive": False, "pid": 4321, "kv": "http://store"}
+        return Answer(200, {"projectors": [{**one, "waiting": ["beers", "travel"]}]})
+
     def GET_transactions(self, request: Request) -> Answer:  # noqa: N802
         one = {"txn": "1-9", "status": "commit", "cas": 9, "participants": ["n1", "n2"]}
         return Answer(200, {"transactions": [{**one, "reason": None}]})
@@ -562,12 +566,19 @@ def test_status_says_who_is_there_and_whether_they_agree(cluster):
     indexctl(*CITY)
     result = indexctl("status")
     assert result.exit_code == 0, result.output
-    for text in ("c1", "n1", "agree (1 of 2 nodes answered)", "1 (1 ready)", "i1", "dddd"):
+    for text in ("c1", "n1", "agree (1 of 2 nodes answered)", "1 (1 ready)", "i1", "dddd", "4321"):
         assert text in result.stdout
     answer = answer_of("status")
     assert answer["digests"] == "agree"
     assert answer["indexes"] == {"total": 1, "by_state": {"ready": 1}}
     assert [node["digest"] for node in answer["nodes"]] == [cluster.digest, None]
+    assert [one["id"] for one in answer["projectors"]] == [7]
+
+
+def test_a_projector_that_is_dead_is_seen_at_a_glance(cluster):
+    for command in ("status", "projectors"):
+        (line,) = [one for one in indexctl(command).stdout.splitlines() if "4321" in one]
+        assert line.split() == ["7", "no", "4321", "http://store", "beers,", "travel"]
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,14 @@ def test_it_waits_until_all_has_moved(node: Node) -> None:
     assert [method for method, _, _ in script.asked] == ["POST", "GET", "GET"]
 
 
+def test_it_waits_for_no_rebalance_that_nobody_knows_any_more(node: Node) -> None:
+    others = {"rebalances": [a_rebalance("done", MOVE, id="10")], "cas": 9}
+    Script(node, (200, begun(a_rebalance("running", MOVE))), (200, others))
+    result = run("rebalance", "--wait", "--timeout", "20")
+    assert result.exit_code == 0, result.output
+    assert "rebalance 9 was over long ago" in result.output
+
+
 def test_it_waits_no_longer_than_it_is_told(node: Node) -> None:
     going = {"rebalances": [a_rebalance("running", MOVE)], "cas": 9}
     Script(node, (200, begun(a_rebalance("running", MOVE))), (200, going))

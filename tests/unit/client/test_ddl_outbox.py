@@ -39,7 +39,7 @@ def test_who_waits_for_kafka_hears_that_the_outbox_is_closed(outbox: Outbox) -> 
     waiting = [in_thread(lambda one=one: outbox.settle(one)) for one in sent]  # type: ignore[misc]
     outbox.close()
     for thread in waiting:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
     assert all(map(is_closed, sent))
 
@@ -56,9 +56,9 @@ def test_who_waits_for_room_hears_that_the_outbox_is_closed(
     monkeypatch.setattr(outbox, "_produce", no_room)
     found: list[Delivery] = []
     thread = in_thread(lambda: found.append(outbox.send("b", b"x", time.monotonic() + FAR_S)))
-    assert has_asked.wait(10)
+    assert has_asked.wait(60)
     outbox.close()
-    thread.join(10)
+    thread.join(60)
     assert [is_closed(one) for one in found] == [True]
 
 

@@ -40,6 +40,7 @@ from coordinator.core.model.records import (
     ClusterFormed,
     DdlReply,
     MemberLeft,
+    ProjectorHeartbeat,
     ProposalAnswered,
     TransactionCommitted,
     TransactionRolledBack,
@@ -668,3 +669,130 @@ def test_of_buckets_that_there_are_not_few_histories_are_kept(lone: LoneNode) ->
     assert {"b", "soon"} <= kept.keys()
     assert len(kept) == STRANGE_MAX + 1
     assert all(one.keys() == {0, 1} for one in kept.values())
+
+
+# -- a repeat of an ALTER whose build goes on ----------------------------------------------------
+
+
+def being_rebuilt(**settings: Any) -> LoneNode:
+    """Return a node whose index `x` is altered, by the published request `alter`; it is built for
+    as long as no projector comes."""
+    lone = LoneNode(settings, serves=True).start()
+    assert lone.create(CreateIndex(name="x", bucket="b", expressions=("a",))).status == OK
+    beat = ProjectorHeartbeat(
+        projector=0, incarnation=1, address="http://127.0.0.1:2", pid=1, at_ms=lone.wall_ms
+    )
+
+    def is_pending() -> bool:
+        lone.feed(inp.BeatsRead((beat,)))
+        return [index.state for index, _ in lone.node.state.indexes()] == ["pending"]
+
+    lone.until(is_pending)
+    return lone
+
+
+REBUILT = AlterIndex(bucket="b", name="x", expressions=("a", "c"))
+
+
+def replies_of(lone: LoneNode) -> Counter[tuple[str, str]]:
+    """Return how often each request was answered how, on the topic of replies."""
+    found = (record for record in lone.written if isinstance(record, DdlReply))
+    return Counter((reply.request, reply.error_code or reply.status) for reply in found)
+
+
+def test_a_published_repeat_of_an_alter_does_not_hold_its_partition_up() -> None:
+    """A DROP behind it is what ends a build that does not end."""
+    lone = being_rebuilt()
+    lone.publish(REBUILT, "alter", 0)
+    lone.run(1_000)
+    lone.publish(REBUILT, "alter", 1)
+    lone.publish(PutSetting("k", "1"), "later", 2)
+    lone.run(500)
+    assert replies_of(lone) == {("later", OK): 1}
+    assert not lone.master.requests.parked
+    lone.publish(DropIndex(bucket="b", name="x"), "drop", 3)
+    lone.run(1_000)
+    assert replies_of(lone) == {("later", OK): 1, ("drop", OK): 1, ("alter", "alter_abandoned"): 1}
+
+
+def test_who_publishes_what_was_asked_for_otherwise_hears_of_its_end_too() -> None:
+    lone = being_rebuilt()
+    token = lone.send(
+        REBUILT, id="alter", recorded=True, fingerprint=codec.fingerprint(REBUILT, None)
+    )
+    lone.run(1_000)
+    lone.publish(REBUILT, "alter", 0)
+    lone.publish(PutSetting("k", "1"), "later", 1)
+    lone.run(500)
+    assert replies_of(lone) == {("later", OK): 1}
+    assert token not in lone.replies
+    lone.publish(DropIndex(bucket="b", name="x"), "drop", 2)
+    lone.run(1_000)
+    assert replies_of(lone)["alter", "alter_abandoned"] == 1
+    assert lone.replies[token].code == "alter_abandoned"
+
+
+def test_a_repeat_of_an_alter_is_never_too_large() -> None:
+    """Its index has grown since; it does not grow by that much once more."""
+    refused = being_rebuilt(group_bytes_max=3_000).ask(REBUILT, "alter")
+    assert refused.code == "value_too_large"
+    [weighs] = [int(word) for word in refused.message.split() if word.isdigit()][:1]
+    lone = being_rebuilt(group_bytes_max=weighs)
+    token = lone.send(
+        REBUILT, id="alter", recorded=True, fingerprint=codec.fingerprint(REBUILT, None)
+    )
+    lone.run(2_000)
+    assert token not in lone.replies
+    lone.publish(REBUILT, "alter", 0)
+    lone.run(500)
+    assert replies_of(lone) == {}
+    assert lone.ask(DropIndex(bucket="b", name="x")).status == OK
+    assert replies_of(lone) == {("alter", "alter_abandoned"): 1}
+
+
+def test_a_repeat_of_an_alter_over_http_waits_for_its_end() -> None:
+    lone = being_rebuilt()
+    lone.publish(REBUILT, "alter", 0)
+    lone.run(1_000)
+    token = lone.send(
+        REBUILT, id="alter", recorded=True, fingerprint=codec.fingerprint(REBUILT, None)
+    )
+    lone.run(1_000)
+    assert token not in lone.replies
+    assert lone.ask(DropIndex(bucket="b", name="x")).status == OK
+    lone.until(lambda: token in lone.replies)
+    assert lone.replies[token].code == "alter_abandoned"
+
+
+def test_who_waits_for_an_index_to_be_made_goes_on_when_it_is_made() -> None:
+    """Not when it takes the place of another one: that may take for ever."""
+    lone = being_rebuilt()
+    lone.serves = False
+    lone.publish(REBUILT, "alter", 0)
+    lone.run(500)
+    second = next(index for index, _ in lone.node.state.indexes() if index.replaces)
+    assert second.state == "init"
+    lone.publish(BuildIndexes(indexes=(second.id,)), "build", 1)
+    lone.publish(REBUILT, "alter", 2)
+    lone.publish(PutSetting("k", "1"), "later", 3)
+    lone.run(500)
+    assert replies_of(lone) == {}
+    lone.serves = True
+    lone.run(2_000)
+    assert replies_of(lone) == {("build", OK): 1, ("later", OK): 1}
+    assert not lone.master.requests.parked
+
+
+def test_a_master_that_stood_still_has_waited_for_no_indexer_meanwhile(lone: LoneNode) -> None:
+    """What its indexers have answered is read right after."""
+    lone.indexer_answers()
+    lone.until(lambda: lone.node.authority and lone.node.authority.indexers)
+    command = CreateIndex(name="x", bucket="b", expressions=("a",))
+    token = lone.send(command, id="create", recorded=True, fingerprint=1)
+    assert [index.state for index, _ in lone.node.state.indexes()] == ["init"]
+    lone.mono_ms += 11_000
+    lone.wall_ms += 11_000
+    lone.feed(inp.Tick())
+    lone.indexer_answers()
+    lone.run(500)
+    assert lone.replies[token].status == OK

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.embedded import broker_config
-from coordinator.embedded.broker import new_cluster_id, useful_line
+from coordinator.embedded.broker import Broker, new_cluster_id, useful_line
 from coordinator.embedded.broker_config import Place
 from coordinator.embedded.brokers import Brokers, brokers_without_data
+from coordinator.runtime.errors import EmbeddedError
 from coordinator.runtime.files import last_lines
 
 INFO = "2026-01-01 10:00:00,000 INFO Formatting (StorageTool)"
@@ -105,12 +106,11 @@ def test_each_broker_of_several_has_a_folder_and_ports_that_it_remembers(tmp_pat
     assert [place.node for place in first] == [1, 2, 3]
 
 
-def test_a_class_archive_is_made_only_where_it_is_wanted(tmp_path: Path) -> None:
-    archive, dump = tmp_path / "a.jsa", tmp_path / "d.jsa"
-    assert f"-XX:ArchiveClassesAtExit={dump}" in broker_config.class_archive_flags(archive, dump)
-    assert not any("Archive" in f for f in broker_config.class_archive_flags(archive, None))
-    archive.touch()
-    assert f"-XX:SharedArchiveFile={archive}" in broker_config.class_archive_flags(archive, None)
+def test_without_java_a_broker_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EmbeddedError, match="no Java found"):
+        Broker(tmp_path / "kafka").start()
 
 
 @pytest.mark.parametrize("value", ["a\\b", "a\nb", "ä"])

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +18,9 @@ PICK = "from tests.support import ports; print(ports.reserve_port())"
 
 
 @pytest.fixture
-def picked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """What is chosen, one after the other, whatever is free."""
+def picked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[int]]:
+    """What is chosen, one after the other, whatever is free; other runs hold theirs elsewhere."""
+    monkeypatch.setattr(ports, "FOLDER", tmp_path / "ports")
     chosen = [HELD, OTHER]
     monkeypatch.setattr(ports, "pick_free", lambda **_: chosen.pop(0))
     monkeypatch.setattr(ports, "is_free", lambda _: True)

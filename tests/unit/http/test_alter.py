@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ from pydantic import ValidationError
 from coordinator.core.model.commands import AlterIndex
 from coordinator.http.models import AlterIndexBody
 from coordinator.node import history
-from tests.support.lone_shell import LoneShell
+from tests.support.lone_api import LoneApi
 
 
 def command(**fields: Any) -> AlterIndex:
@@ -41,29 +40,18 @@ def test_a_body_has_nothing_that_cannot_be_altered(fields: dict[str, Any]) -> No
         command(**fields)
 
 
-class Api:
+class Api(LoneApi):
     """The API of a node, and an index on it."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.shell = LoneShell()
-        self._http = self.shell.client()
+        super().__init__()
         made = self.ask("POST", "/v1/indexes", {"name": "i", "bucket": "b", "expressions": ["a"]})
         self.index = made.json()["index"]
         self.path = f"/v1/indexes/{self.index['id']}"
 
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
-        asked = self._http.request(method, path, json=body, headers=headers)
-        return self.loop.run_until_complete(asked)
-
     def named(self, name: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.ask("GET", f"/v1/indexes?name={name}").json()["indexes"]
         return found
-
-    def close(self) -> None:
-        self.loop.run_until_complete(self._http.aclose())
-        self.shell.examiner.close()
-        self.loop.close()
 
 
 @pytest.fixture

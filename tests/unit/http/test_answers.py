@@ -122,7 +122,7 @@ def test_who_takes_nothing_is_given_up_and_its_answer_counts_no_more(
                 await asyncio.Event().wait()
             await client.send(message)
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await served(SCOPE, client.receive, send)
         assert client.parts[1:] == [] or client.parts[-1]["more_body"]
         assert served.under_way == 0

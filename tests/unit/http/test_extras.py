@@ -184,7 +184,7 @@ class Served:
 
     async def epochs(self, meanwhile: Callable[[], bool]) -> list[list[int]]:
         """Return which epochs each is told, until `meanwhile` says so while all are watching."""
-        async with self.shell.client() as client, asyncio.timeout(20):
+        async with self.shell.client() as client, asyncio.timeout(60):
             paths = ["/v1/watch?kind=members"] * MANY
             watches = [asyncio.ensure_future(client.get(path)) for path in paths]
             while len(self.shell.changes) < MANY or not meanwhile():

@@ -10,7 +10,7 @@ import json
 import re
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
@@ -115,6 +115,19 @@ async def rest_of(made: socket.socket) -> bytes:
     return re.sub(rb"\r\n[0-9a-f]+\r\n", b"", b"".join(parts))
 
 
+def chunks_sent(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Return a list to which all that streams send is added."""
+    sent: list[bytes] = []
+    send = watch.EventStream._sent
+
+    async def noting(self: watch.EventStream, to: Any, chunk: bytes) -> bool:
+        sent.append(chunk)
+        return await send(self, to, chunk)
+
+    monkeypatch.setattr(watch.EventStream, "_sent", noting)
+    return sent
+
+
 def watching(shell: LoneShell, count: int) -> bool:
     return len(shell.changes) == count
 
@@ -176,14 +189,7 @@ def test_who_is_behind_is_sent_no_more_at_once_than_a_portion(
 ) -> None:
     """What waits for a watcher is shared by all; what is sent to one, it holds until it takes it.
     2,000 who took nothing held 30 GB."""
-    sent: list[int] = []
-    send = watch.EventStream._sent
-
-    async def noting(self: watch.EventStream, to: Any, chunk: bytes) -> bool:
-        sent.append(len(chunk))
-        return await send(self, to, chunk)
-
-    monkeypatch.setattr(watch.EventStream, "_sent", noting)
+    sent = chunks_sent(monkeypatch)
 
     async def scenario() -> None:
         async with served() as node:
@@ -199,7 +205,36 @@ def test_who_is_behind_is_sent_no_more_at_once_than_a_portion(
                     ]
 
     asyncio.run(scenario())
-    assert max(sent) < watch.PORTION_BYTES + 4 * len(VALUE)
+    assert max(map(len, sent)) < watch.PORTION_BYTES + 4 * len(VALUE)
+
+
+def test_watchers_who_take_the_same_are_sent_what_was_made_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.unit.http.test_lagging.VALUE", "1")
+    sent = chunks_sent(monkeypatch)
+
+    async def scenario() -> None:
+        async with served() as node, AsyncExitStack() as stack:
+            readers = [
+                stack.enter_context(await request(node.port, PATHS["a watch"])) for _ in range(3)
+            ]
+            while not watching(node.shell, 3):
+                await asyncio.sleep(0)
+            for _ in range(10):
+                await node.write()
+                await asyncio.sleep(0.001)
+            loop, last = asyncio.get_running_loop(), f"id: {node.written[-1]}\n".encode()
+            for reader in readers:
+                stream = b""
+                while last not in stream:
+                    stream += await loop.sock_recv(reader, 1 << 20)
+                found = [int(cas) for cas in re.findall(rb"event: change\nid: (\d+)\n", stream)]
+                assert found == node.written
+
+    asyncio.run(scenario())
+    changes = [chunk for chunk in sent if chunk.startswith(b"event: change")]
+    assert len({id(chunk) for chunk in changes}) <= len(changes) // 2
 
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
@@ -209,7 +244,7 @@ def test_who_leaves_is_handed_nothing_more(path: str) -> None:
             with await request(node.port, path):
                 while not watching(node.shell, 1):
                     await asyncio.sleep(0)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not watching(node.shell, 0):
                     await asyncio.sleep(0.001)
 
@@ -231,7 +266,7 @@ def test_who_takes_nothing_for_too_long_is_given_up(
                 for _ in range(150):  # More than the connection holds, and less than the feed.
                     await node.write()
                 await asyncio.sleep(0)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):  # The system gives it up after a minute.
                     while not watching(node.shell, 0):
                         await asyncio.sleep(0.001)
                 assert slow.fileno() >= 0

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from typing import Any
 
 import pytest
 
-from coordinator.core.keys.collation import Bounds
-from coordinator.core.model.entities import Slice
 from coordinator.http.calls import Calls, Reply
-from coordinator.http.scatter import Asked, ScanFailed, Scatter
-from tests.support.indexes import make_index
+from coordinator.http.scatter import ScanFailed, Scatter
+from tests.support.scatters import make_asked
 
 
 class Refusing(Calls):
@@ -32,18 +29,7 @@ class Refusing(Calls):
 
 def failure(**codes: str) -> ScanFailed:
     """Return how a scan fails of an index with one slice on `a` and a replica on `b`."""
-    index = make_index(1, slices=(Slice(0, 1, (2,)),))
-    asked = Asked(
-        index=index,
-        holders=(index,),
-        slices=(0,),
-        bounds=Bounds(b"", b"\xff"),
-        after=None,
-        descending=False,
-        limit=10,
-        consistency="any",
-        deadline=time.monotonic() + 10,
-    )
+    asked = make_asked()
     address: Any = {1: "http://a", 2: "http://b"}.get
     scatter = Scatter(calls=Refusing(codes), asked=asked, address=address)
     with pytest.raises(ScanFailed) as caught:

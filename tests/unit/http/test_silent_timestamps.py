@@ -48,7 +48,7 @@ def refusals(ask: Callable[[Any], Awaitable[Any]], patch: pytest.MonkeyPatch) ->
         shell = LoneShell()
         patch.setattr(scan, "Scatter", Failing)
         patch.setattr(scan, "_plan", plan)
-        beat = TimestampsHeartbeat(1, 1, 1, shell.lone.wall_ms)
+        beat = TimestampsHeartbeat(incarnation=1, pid=1, batch=1, at_ms=shell.lone.wall_ms)
         async with shell.client() as http:
             made = await http.post("/v1/indexes", json=INDEX)
             assert made.is_success, made.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -26,9 +27,12 @@ TOP = 2**64 - 1
 NOW_MS = 10_000
 PLACES = Vector([TOP, 7], [TOP, 0]).to_bytes()
 APPLICATION = TimestampsHeartbeat(
-    *(1, 1, 1, 9_200),
-    (BucketCurrent("a", "1"), BucketCurrent("b", str(2**70)), BucketCurrent("c", "none")),
-    (StreamOwner("a", 1, 1, 1, 1), StreamOwner("b", 2**62, 1, 6, 2)),
+    incarnation=1,
+    pid=1,
+    batch=1,
+    at_ms=9_200,
+    currents=(BucketCurrent("a", "1"), BucketCurrent("b", str(2**70)), BucketCurrent("c", "none")),
+    owners=(StreamOwner("a", 1, 1, 1, 1), StreamOwner("b", 2**62, 1, 6, 2)),
 )
 STABLE = StabilityTimestamp("b", 41, *PLACES, 9_000)
 
@@ -134,7 +138,7 @@ def test_restarts_and_enquiries_are_shown_newest_first_and_a_clock_that_is_ahead
 @pytest.mark.parametrize("seqnos", ["", "-1", "1.0", "٣", "9" * 41, "9" * 5_000])
 def test_what_is_no_sum_of_seqnos_is_no_current_timestamp(seqnos: str) -> None:
     """Whoever writes to `heartbeat` says it: it must not keep the others from being shown."""
-    beat = TimestampsHeartbeat(1, 1, 1, 9_200, (BucketCurrent("b", seqnos),), ())
+    beat = replace(APPLICATION, currents=(BucketCurrent("b", seqnos),), owners=())
     (shown,) = stabilities(1, [Row("b", 2, known(), None, None, beat)], NOW_MS)["buckets"]
     assert shown["current"] is None
     assert shown["stability"] is not None

@@ -44,7 +44,7 @@ class Turns(LoneShell):
 
 
 async def until(done: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not done():
             await asyncio.sleep(0.001)
 

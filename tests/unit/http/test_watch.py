@@ -130,7 +130,7 @@ def test_an_idle_watcher_hears_that_the_node_has_found_a_newer_state(
             if unheard:
                 newer = [(written("k", "2"), Cas(ENTITIES + 5))]
                 shell.node.follower.state = states.evolve(shell.node.state, newer)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while len(frames) < 4 and not watching.done():
                     await asyncio.sleep(0.001)
             shell.changes.close()
@@ -265,7 +265,7 @@ def test_who_has_caught_up_with_the_history_hears_soon_that_it_has(
             await client.put("/v1/config/k", json=1)
             shell.changes = Feed()
             watching = asyncio.create_task(told(client, "after=0&kind=index"))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not frames:
                     await asyncio.sleep(0.001)
             shell.changes.close()
@@ -287,3 +287,23 @@ def test_who_leaves_is_told_no_more_of_members(monkeypatch: pytest.MonkeyPatch) 
 
     asyncio.run(scenario())
     assert len(left) == 1
+
+
+@pytest.mark.parametrize(
+    ("watchers", "changes", "late_s", "pace_s"),
+    [
+        (19, 10, 0.04, 0.0),
+        (20, 10, 0.0, 0.001),
+        (100, 10, 0.0, 0.005),
+        (1_000, 10, 0.0, 0.05),
+        (2_000, 10, 0.0, 0.05),
+        (1_000, 100, 0.04, 0.13),
+        (1_000, 10, 0.04, 0.09),
+        (1_000, 256, 5.0, 0.3),
+    ],
+)
+def test_the_later_the_turn_of_a_watcher_and_the_more_it_was_sent_the_later_is_the_next(
+    watchers: int, changes: int, late_s: float, pace_s: float
+) -> None:
+    """1,000 watchers of 1,500 changes a second left nothing of the loop to the node."""
+    assert watch.pace_of(watchers, changes, late_s) == pytest.approx(pace_s)

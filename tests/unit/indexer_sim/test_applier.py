@@ -254,7 +254,7 @@ def test_sweeping_lets_go_as_soon_as_something_waits(
 
     monkeypatch.setattr(bench.applier, "sweep", sweep)
     bench.applier.start()
-    assert sweeps.wait(20)
+    assert sweeps.wait(60)
     assert bench.applier._queue.put([bench.delivery(record(MAINTENANCE, upsert(1, b"x")))], 1)
     deadline_s = time.monotonic() + 20
     while bench.documents() != [b"x"] and time.monotonic() < deadline_s:
@@ -348,7 +348,7 @@ def test_a_full_disk_delays_what_is_applied_and_nothing_is_lost(bench: Bench) ->
         while not bench.problems:
             worker.join(0.01)
         assert worker.is_alive()
-    worker.join(20)
+    worker.join(60)
     assert not worker.is_alive()
     assert bench.documents() == [b"x", b"y"]
     assert bench.bucket.offsets[0] == bench.offset
@@ -394,7 +394,7 @@ def test_an_index_that_is_released_while_the_disk_is_full_stays_released(bench: 
         while not bench.problems:
             worker.join(0.01)
     bench.storage.release(1, frozenset({0, 1}))
-    worker.join(20)
+    worker.join(60)
     assert not bench.bucket.database.scan(b"d")
 
 

@@ -919,6 +919,15 @@ def test_after_a_restart_a_part_of_a_seqno_cannot_be_told_from_the_moment_before
     assert (again.seqno, again.floor) == (4, 5)
 
 
+def test_what_had_come_in_part_is_nothing_where_a_vbucket_begins_anew_with_nothing() -> None:
+    """Otherwise it counts as applied on a branch that has never been so far: as lost, later."""
+    indexer = linked_and_built()
+    indexer.apply(linked(3, 1, upsert(5, b"x", b"k"), continued=True))
+    indexer.tracker.forget(1)
+    progress = taken_over(indexer, 2, after=2)
+    assert (progress.vbuuid, progress.seqno, progress.applied) == (NEWER, 3, 3)
+
+
 def test_a_seqno_of_which_a_part_is_missing_is_caught_up() -> None:
     indexer = linked_and_built()
     indexer.apply(linked(3, 1, upsert(5, b"x", b"k"), continued=True))

@@ -16,6 +16,7 @@ from coordinator import codec
 from coordinator.core.model.records import CommitRecord, Unreadable
 from coordinator.core.model.types import Offset
 from coordinator.kafka.agents import REPEAT_S, Folds, Sparing, _Agent, _commit_read, _decoded
+from coordinator.kafka.errors import KafkaRefusal
 
 
 def record_of(message: str, *arguments: object) -> logging.LogRecord:
@@ -53,6 +54,27 @@ def agent_of(folded: list[Any]) -> _Agent:
     return _Agent(PLACE, {PLACE: 0}, _commit_read, folded.append)
 
 
+def folds_at(servers: str, folder: Path) -> Folds:
+    return Folds(
+        bootstrap_servers=servers,
+        cluster="c",
+        group="c.node",
+        begin=Offset(0),
+        fold_and_store=[].append,
+        data_dir=str(folder),
+    )
+
+
+def test_a_start_without_a_broker_is_refused_in_words(tmp_path: Path) -> None:
+    async def run() -> None:
+        with pytest.raises(KafkaRefusal) as refusal:
+            await folds_at("localhost:1", tmp_path).start()
+        assert refusal.value.code == "kafka_unavailable"
+        assert "localhost:1" in refusal.value.message
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("end", [None, IndexError("odd"), asyncio.CancelledError()])
 def test_an_agent_that_reads_no_more_has_failed(end: BaseException | None) -> None:
     async def run() -> None:
@@ -68,15 +90,7 @@ def test_an_agent_that_reads_no_more_has_failed(end: BaseException | None) -> No
 
 def test_the_consumer_of_the_agents_lives_in_the_loop_of_the_node(tmp_path: Path) -> None:
     async def run() -> None:
-        folds = Folds(
-            bootstrap_servers="localhost:1",
-            cluster="c",
-            group="c.node",
-            begin=Offset(0),
-            fold_and_store=[].append,
-            data_dir=str(tmp_path),
-        )
-        consumer: Any = folds.app.consumer
+        consumer: Any = folds_at("localhost:1", tmp_path).app.consumer
         assert consumer._thread.loop is asyncio.get_running_loop()
 
     asyncio.run(run())

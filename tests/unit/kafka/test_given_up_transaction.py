@@ -67,8 +67,8 @@ def test_the_history_of_a_given_up_transaction_is_not_written_by_the_next(
     elif how == "failed":
         monkeypatch.setattr(Client, "fails", True)
         writer.order(effects.WriteEvents(2, (LOST,)))
-        assert isinstance(fed.get(timeout=5), inputs.ProducerOpened)
-        assert isinstance(fed.get(timeout=5), inputs.ProducerFailed)
+        assert isinstance(fed.get(timeout=60), inputs.ProducerOpened)
+        assert isinstance(fed.get(timeout=60), inputs.ProducerFailed)
         monkeypatch.setattr(Client, "fails", False)
     writer.order(effects.OpenProducer(3))
     writer.order(effects.Conclude(4, (CLAIM,)))
@@ -85,7 +85,7 @@ def test_an_opening_that_was_given_up_while_it_waited_fences_nobody(
 
     def connect(*_: Any, **__: Any) -> None:
         connected.set()
-        released.wait(5)
+        released.wait(60)
 
     monkeypatch.setattr(producers, "Producer", Client)
     monkeypatch.setattr(producers, "end_open_transaction", lambda *given: fenced.append("ahead"))
@@ -94,7 +94,7 @@ def test_an_opening_that_was_given_up_while_it_waited_fences_nobody(
     fed: queue.SimpleQueue[inputs.Input] = queue.SimpleQueue()
     writer = TransactionalProducer("", "c", fed.put)
     writer.order(effects.OpenProducer(1))
-    assert connected.wait(5)
+    assert connected.wait(60)
     for token in (2, 3):
         writer.order(effects.CloseProducer())
         writer.order(effects.OpenProducer(token))
@@ -117,7 +117,7 @@ def told(monkeypatch: pytest.MonkeyPatch, *orders: effects.Effect) -> list[str]:
     for order in orders:
         writer.order(order)
         if not isinstance(order, effects.WriteHistory):
-            said.append(type(fed.get(timeout=5)).__name__)
+            said.append(type(fed.get(timeout=60)).__name__)
     writer.close()
     return said
 

@@ -33,3 +33,24 @@ def test_one_record_that_does_not_come_is_enough(
             stall_detector.check()
     else:
         stall_detector.check()
+
+
+def test_a_slow_broker_is_asked_about_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All silent partitions were asked about in one go: who reads sent no heartbeat meanwhile."""
+    now_s, asked = [0.0], []
+    monkeypatch.setattr(stall_detectors.time, "monotonic", lambda: now_s[0])
+
+    def slow(place: TopicPartition, _: float) -> tuple[int, int]:
+        now_s[0] += 0.5
+        asked.append(place.partition)
+        return 0, -1
+
+    client: Any = SimpleNamespace(get_watermark_offsets=slow)
+    stall_detector = StallDetector(client, 10.0)
+    stall_detector.assigned([TopicPartition("t", p) for p in range(6)])
+    now_s[0] = 10.0
+    for count in range(1, 7):
+        stall_detector.check()
+        assert len(asked) == count
+    stall_detector.check()
+    assert sorted(asked) == list(range(6))

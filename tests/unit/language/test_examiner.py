@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -68,15 +70,17 @@ def test_threads_that_share_it_each_get_their_own_answer(examiner: Examiner) -> 
         assert list(threads.map(examiner.examine, definitions)) == definitions
 
 
-def script(folder: Path, body: str) -> tuple[str, ...]:
-    """Return the command of a process that does something else with definitions."""
+def script(folder: Path, body: str, then: str = "definition") -> tuple[str, ...]:
+    """Return the command of a process that does something else with definitions, and answers
+    `then`; what it did before is `before`."""
     file = folder / "odd.py"
     file.write_text(
         "import os, sys, time\n"
         "from coordinator.language import examiner\n"
+        "before = examiner.examine_here\n"
         "def examine(definition):\n"
         f"    {body}\n"
-        "    return definition\n"
+        f"    return {then}\n"
         "examiner.examine_here = examine\n"
         "examiner.main()\n"
     )
@@ -98,13 +102,88 @@ def script(folder: Path, body: str) -> tuple[str, ...]:
 def test_a_definition_that_nobody_survives_is_refused_and_others_are_not(
     tmp_path: Path, body: str
 ) -> None:
-    odd = Examiner(script(tmp_path, body), patience_s=2.0)
+    odd = Examiner(script(tmp_path, body), patience_s=4.0)
     try:
         assert odd.examine(Definition(("a",))) == Definition(("a",))
         assert "cannot be examined" in str(odd.examine(Definition(("kill",))))
         assert odd.examine(Definition(("b",))) == Definition(("b",))
     finally:
         odd.close()
+
+
+def test_a_definition_that_takes_too_long_to_read_is_tried_once(tmp_path: Path) -> None:
+    """The others wait for it: for what it may take of the processor, and no longer."""
+    tried = tmp_path / "tried"
+    body = (
+        f"'spin' in definition.expressions and open({str(tried)!r}, 'a').write('x')\n"
+        "    examiner.PROCESSOR_S = 0.3\n"
+        "    while 'spin' in definition.expressions:\n"
+        "        pass"
+    )
+    odd = Examiner(script(tmp_path, body))
+    try:
+        assert odd.examine(Definition(("a",))) == Definition(("a",))
+        assert "too long" in str(odd.examine(Definition(("spin",))))
+        assert tried.read_text() == "x"
+        assert odd.examine(Definition(("b",))) == Definition(("b",))
+    finally:
+        odd.close()
+
+
+def test_that_the_process_was_ended_before_it_was_asked_is_no_objection(examiner: Examiner) -> None:
+    assert examiner.examine(Definition(("a",))) == Definition(("a",))
+    ended = examiner.pid
+    os.kill(ended, signal.SIGVTALRM)
+    _until(lambda: psutil.Process(ended).status() == psutil.STATUS_ZOMBIE)
+    assert examiner.examine(Definition(("b",))) == Definition(("b",))
+
+
+def test_nothing_is_imported_at_the_cost_of_the_first_definition(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    body = f"open({str(seen)!r}, 'a').write(f'{{len(sys.modules)}} ')"
+    odd = Examiner(script(tmp_path, body, then="before(definition)"))
+    try:
+        for name in "ab":
+            assert odd.examine(Definition((f"lower({name})",), "c = 1 AND d LIKE 'x%'"))
+        before_ready, first, second = seen.read_text().split()
+        assert before_ready < first == second
+    finally:
+        odd.close()
+
+
+def test_who_closes_it_while_the_process_starts_waits_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, begun, go_on = Examiner(), threading.Event(), threading.Event()
+    start = subprocess.Popen
+
+    def slow(*arguments: Any, **more: Any) -> Any:
+        begun.set()
+        assert go_on.wait(DEADLINE_S)
+        return start([sys.executable, "-c", "import time; time.sleep(60)"], **more)
+
+    monkeypatch.setattr(subprocess, "Popen", slow)
+    with ThreadPoolExecutor(2) as threads:
+        asking = threads.submit(made.examine, Definition(("a",)))
+        assert begun.wait(DEADLINE_S)
+        closing = threads.submit(made.close)
+        _until(lambda: made._closed)
+        go_on.set()
+        closing.result(DEADLINE_S / 2)
+        with pytest.raises(ExaminingError):
+            asking.result(DEADLINE_S / 2)
+    assert made.pid == 0
+
+
+def test_what_one_definition_took_is_not_held_against_the_next(tmp_path: Path) -> None:
+    body = "for _ in range(3_000_000): pass"
+    slow = Examiner(script(tmp_path, f"examiner.PROCESSOR_S = 0.8\n    {body}"))
+    try:
+        for number in range(10):
+            definition = Definition((f"a{number}",))
+            assert slow.examine(definition) == definition
+    finally:
+        slow.close()
 
 
 @pytest.mark.parametrize("argv", [("/nowhere/python",), (sys.executable, "-c", "pass")])

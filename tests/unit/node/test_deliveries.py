@@ -84,7 +84,7 @@ async def reading(history: SlowHistory) -> AsyncIterator[list[asyncio.Task[Any]]
 def test_deliveries_that_read_the_past_leave_threads_to_the_node() -> None:
     async def story(history: SlowHistory) -> None:
         async with reading(history):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 assert await asyncio.to_thread(lambda: "done") == "done"
 
     asyncio.run(story(SlowHistory()))
@@ -162,7 +162,7 @@ class Bench:
         found: list[tuple[list[int], Cas]] = []
         selector = selection_of(TOPIC, SUBSCRIPTION)
         async with (
-            asyncio.timeout(10),
+            asyncio.timeout(60),
             aclosing(self.deliveries._changes_above(Cas(after), selector)) as portions,
         ):
             async for portion, cas in portions:
@@ -283,13 +283,13 @@ def unsubscribed(cas: int) -> tuple[Event, ...]:
 
 
 async def deliver(bench: Bench) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         selection = selection_of(TOPIC, SUBSCRIPTION)
         await bench.deliveries._deliver(selection, SUBSCRIPTION)
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not is_so():
             await asyncio.sleep(0)
 
@@ -483,7 +483,7 @@ def test_nothing_is_delivered_to_a_topic_of_the_cluster(
 
     async def story(bench: Bench) -> None:
         forbidden = replace(SUBSCRIPTION, deliver_to="own.commit")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await bench.deliveries._deliver(selection_of(TOPIC, forbidden), forbidden)
         assert "of the cluster itself" in bench.deliveries.problems[7]
 
@@ -526,7 +526,7 @@ async def lead(bench: Bench) -> None:
     deliveries = bench.deliveries
     deliveries.finish(ended_deliveries(bench.node.state, bench.feed.kept()))
     deliveries.arrange([])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.gather(*deliveries._tasks.values())
 
 

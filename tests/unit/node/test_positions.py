@@ -50,7 +50,7 @@ class SlowBook(PositionBook):
         self.log += records
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not is_so():
                 await asyncio.sleep(0)
 
@@ -192,7 +192,7 @@ def test_who_does_not_wait_any_more_holds_up_nobody_of_its_batch() -> None:
         tasks[0].cancel()
         await asyncio.wait(tasks[:1])
         book.let_go.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await asyncio.gather(*tasks[1:])
 
     run(story)
@@ -205,7 +205,7 @@ def test_whatever_fails_in_the_writer_is_told_to_who_waits() -> None:
 
         book.let_go.set()
         book.write = fails  # type: ignore[method-assign]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(NotWrittenError, match="a record of no kind"):
                 await book.acknowledge(SUBSCRIPTION, Cas(9))
         assert book.positions.reached(7) == 0
@@ -221,7 +221,7 @@ def test_only_so_many_records_wait_to_be_written(monkeypatch: pytest.MonkeyPatch
         await book.until(lambda: book._draining is not None and not book._waiting)
         waiting = [asyncio.create_task(book._write(acknowledged(9, n))) for n in range(2)]
         await book.until(lambda: len(book._waiting) == 2)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(NotWrittenError, match="retry"):
                 await book._write(acknowledged(9, 3))
         book.let_go.set()

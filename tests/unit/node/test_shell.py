@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from coordinator.codec import Codec
 from coordinator.core.consensus import inputs
 from coordinator.core.consensus.effects import Examine, ReadDdl, StopDdl
 from coordinator.core.model.commands import Position, Request, SkipRecord
 from coordinator.core.model.config import NodeConfig
+from coordinator.core.model.types import Cas
 from coordinator.core.node import Node
 from coordinator.node import shell as shells
 from coordinator.node.shell import EXIT_FAILED, STOPPING, Shell
@@ -68,6 +71,88 @@ def test_a_master_that_cannot_read_ddl_stops(
     with_shell(tmp_path, check)
 
 
+AWAY = KafkaError(KafkaError._TIMED_OUT, "Failed to get watermark offsets")
+
+
+def test_a_master_whose_broker_is_away_reads_ddl_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[KafkaError | None] = [AWAY, None, AWAY, AWAY]
+
+    def ask(*_: object) -> tuple[int, int]:
+        error = answers.pop(0) if answers else None
+        if error is not None:
+            raise KafkaException(error)
+        return 0, 5
+
+    async def check(shell: Shell) -> None:
+        monkeypatch.setattr(shells, "watermarks", ask)
+        shell._read_ddl(ReadDdl(()))
+        async with asyncio.timeout(60):
+            while shell._ddl is None:
+                await asyncio.sleep(0.01)
+        assert not answers
+        assert not shell.stopped.is_set()
+
+    with_shell(tmp_path, check)
+
+
+@pytest.mark.parametrize(
+    ("error", "goes_on"),
+    [
+        pytest.param(AWAY, True, id="the broker is away"),
+        pytest.param(KafkaError(KafkaError.OFFSET_OUT_OF_RANGE), False, id="it is lost"),
+    ],
+)
+def test_a_master_reads_the_end_of_the_state_once_the_broker_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: KafkaError, goes_on: bool
+) -> None:
+    errors = [error, error]
+
+    def events(*_: object) -> list[list[str]]:
+        if errors:
+            raise KafkaException(errors.pop())
+        return [["an event"], ["another"]]
+
+    async def check(shell: Shell) -> None:
+        fed: list[inputs.Input] = []
+        monkeypatch.setattr(shell, "feed", fed.append)
+        monkeypatch.setattr(shells, "AWAY_PAUSE_S", 0.01)
+        monkeypatch.setattr(shell._sources, "events", events)
+        async with asyncio.timeout(60):
+            await shell._read_above(3, Cas(7))
+        assert fed == ([inputs.TailRead(3, ("an event", "another"))] if goes_on else [])  # type: ignore[arg-type]
+        assert shell.stopped.is_set() != goes_on
+
+    with_shell(tmp_path, check)
+
+
+@pytest.mark.parametrize("ends", ["the mastership", "the node"])
+def test_nobody_waits_for_a_broker_any_more_who_reads_no_ddl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    asked = threading.Event()
+
+    def away(*_: object) -> tuple[int, int]:
+        asked.set()
+        raise KafkaException(AWAY)
+
+    async def check(shell: Shell) -> None:
+        monkeypatch.setattr(shells, "watermarks", away)
+        starting = asyncio.create_task(shell._start_ddl(shell._ddl_reading, {}))
+        async with asyncio.timeout(60):
+            await asyncio.to_thread(asked.wait)
+            if ends == "the mastership":
+                shell._stop_ddl(StopDdl())
+            else:
+                shell.stop()
+            await starting
+        assert shell._ddl is None
+        assert shell.exit_code == 0
+
+    with_shell(tmp_path, check)
+
+
 def test_callers_hear_of_a_stop_at_once(tmp_path: Path) -> None:
     async def check(shell: Shell) -> None:
         deadline = shell.now().mono_ms + 15_000
@@ -76,9 +161,9 @@ def test_callers_hear_of_a_stop_at_once(tmp_path: Path) -> None:
         )
         await asyncio.sleep(0)
         shell.stop()
-        assert await asyncio.wait_for(asking, 1) == STOPPING
+        assert await asyncio.wait_for(asking, 60) == STOPPING
         late = shell.ask(lambda token: inputs.ReadRequested(token, deadline, False, 999))
-        assert await asyncio.wait_for(late, 1) == STOPPING
+        assert await asyncio.wait_for(late, 60) == STOPPING
         assert shell.exit_code == 0
 
     with_shell(tmp_path, check)
@@ -213,7 +298,7 @@ def test_however_the_agents_end_the_store_is_closed(
         fold = kind()
         monkeypatch.setattr(shell, "_fold", fold)
         monkeypatch.setattr(shell._store, "close", lambda: closed.append(True))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await shell.close()
         monkeypatch.undo()
         shell._fold = None

@@ -14,7 +14,8 @@ import pytest
 from coordinator.codec import encode
 from coordinator.core.catalog.state import EMPTY, StateContext
 from coordinator.core.history.changes import changes_of, fold
-from coordinator.core.history.feed import Feed, Kept, KeptTransaction, Published
+from coordinator.core.history.feed import Feed, Kept, KeptTransaction
+from coordinator.core.history.lines import Published
 from coordinator.core.history.subscribing import gone, selection_of
 from coordinator.core.model.commands import ExpireSubscription, Outcome
 from coordinator.core.model.entities import Entity, Subscription, Topic
@@ -265,7 +266,7 @@ def test_no_delivery_begins_while_the_node_ends(run: Callable[..., Bench]) -> No
 
     async def story(bench: Bench) -> None:
         bench.subscriptions._changes.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await bench.subscriptions.run()
         assert bench.subscriptions.deliveries._tasks == {}
 

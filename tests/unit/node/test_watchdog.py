@@ -33,7 +33,7 @@ def looked_at(turns: Callable[[], int], looks: int) -> list[int]:
         enough.set()
 
     dog = Watchdog(counted, 0.05, end)
-    assert enough.wait(5)
+    assert enough.wait(60)
     dog.stop()
     return ends
 

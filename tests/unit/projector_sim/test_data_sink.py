@@ -11,10 +11,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import TopicDescription
 
-from coordinator.core.model.stream_records import FailoverLog, Sync
+from coordinator.core.model.stream_records import FailoverLog, StreamEnd, SyncVector
 from projector_sim.projector import data_sink
 from projector_sim.projector.data_sink import DataSink
-from tests.support.indexes import make_key_versions, make_sync
+from tests.support.indexes import make_key_versions, make_sync_vector
+from tests.support.stability_bench import end
 
 
 def test_what_was_handed_over_is_tried_until_it_is_there_in_order() -> None:
@@ -50,7 +51,7 @@ def test_nobody_waits_for_kafka_while_the_projector_stops(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(data_sink, "describe_sync", away)
     sink = DataSink("127.0.0.1:1", "c", stopping, while_waiting)
-    sink.control(0, make_sync(0))
+    sink.control(0, make_sync_vector([0]))
     assert (sink.failed, sink.sent, waited) == (data_sink.STOPS, 0, 3)
 
 
@@ -74,7 +75,7 @@ def test_kafka_is_asked_again_once_it_has_answered_with_what_may_pass(
 
     monkeypatch.setattr(data_sink, "describe_sync", ask)
     sink = DataSink("127.0.0.1:1", "c", threading.Event(), while_waiting)
-    sink.control(0, make_sync(0))
+    sink.control(0, make_sync_vector([0]))
     assert (sink.failed, sink.sent, len(asked)) == ("", 1, 3)
 
 
@@ -84,15 +85,20 @@ def test_a_refusal_that_will_not_pass_ends_the_connections(monkeypatch: pytest.M
     refused.set_exception(KafkaException(KafkaError(code, "not for you")))
     monkeypatch.setattr(data_sink, "describe_sync", lambda *_: refused)
     sink = DataSink("127.0.0.1:1", "c", threading.Event(), lambda: None)
-    sink.control(0, make_sync(0))
+    sink.control(0, make_sync_vector([0]))
     assert (sink.failed, sink.sent) == ("not for you", 0)
 
 
 @pytest.mark.parametrize(
-    ("record", "partition"), [(make_sync(13), 5), (FailoverLog("travel", 13, (), 1), 1)]
+    ("record", "partition"),
+    [
+        (make_sync_vector([4, 7]), 5),
+        (end(13, 1, 1), 5),
+        (FailoverLog("travel", 13, (), 1), 1),
+    ],
 )
 def test_a_record_goes_to_the_partition_that_its_topic_has_for_its_vbucket(
-    monkeypatch: pytest.MonkeyPatch, record: Sync | FailoverLog, partition: int
+    monkeypatch: pytest.MonkeyPatch, record: SyncVector | StreamEnd | FailoverLog, partition: int
 ) -> None:
     """`sync` has as many as the cluster was formed with, `failover-log` always as many."""
     described: Future[Any] = Future()

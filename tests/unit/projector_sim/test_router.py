@@ -45,9 +45,10 @@ from coordinator.core.model.stream_records import (
     KeyVersions,
     StreamBegin,
     StreamEnd,
-    Sync,
+    SyncVector,
 )
 from coordinator.language.expressions import compile_index
+from projector_sim.projector import router as router_module
 from projector_sim.projector.connection_runs import Run
 from projector_sim.projector.evaluation_plan import NOT_OF_THE_KEY, Route, RouteError, Routes, route
 from projector_sim.projector.router import (
@@ -63,6 +64,7 @@ from projector_sim.protocol.failover import Branch
 from projector_sim.protocol.frames import HEAD, Kind, Reason
 from projector_sim.sources.kv_source import split
 from tests.conftest import examples
+from tests.support.indexes import syncs_of
 from tests.support.items import told
 from tests.support.projected_indexes import an_index
 
@@ -90,6 +92,9 @@ class Sink:
     def control(self, vbucket: int, record: Any) -> None:
         self.records.append(record)
         self.all.append(record)
+
+    def vectors(self) -> list[SyncVector]:
+        return [record for record in self.records if isinstance(record, SyncVector)]
 
     def raw(self, indexer: int) -> list[Item]:
         """Return the items that an indexer was sent, as they are."""
@@ -271,6 +276,26 @@ def test_documents_that_are_no_json_are_told_with_their_places() -> None:
     here.begin(6)
     here.mutate(6, (7, "d", b"{"), (8, "e", {"a": "x", "b": 4}))
     assert told == [(6, 7, b"{")]
+
+
+def test_what_may_be_no_json_is_read_as_a_whole() -> None:
+    """A topic has what anybody wrote. Else a later index would find what an earlier one took."""
+    told: list[tuple[int, int, bytes]] = []
+    here = Given(ONE, options={"garbage": lambda *place: told.append(place)})
+    here.begin(6)
+    bad = [b'{"a":"x","other":"\xff"}', b'{"a":"x","other":1e999}']
+    here.mutate(6, *((seqno, "d", text) for seqno, text in enumerate(bad, 7)))
+    assert told == [(6, 7, bad[0]), (6, 8, bad[1])]
+
+
+def test_an_index_that_comes_later_finds_its_own_fields() -> None:
+    here = Given(ONE)
+    here.begin(0)
+    here.mutate(0, (1, "d", {"a": "x", "b": 4}))
+    here.carry(ONE, TWO)
+    here.mutate(0, (2, "d", {"a": "x", "b": 4}))
+    found = [i for n in (1, 2, 3) for i in here.items(n, UPSERT) if i.place == TWO.id]
+    assert {i.seqno for i in found} == {2}
 
 
 def test_an_evaluation_that_fails_is_counted_and_stops_nothing() -> None:
@@ -632,10 +657,13 @@ def test_a_sync_comes_after_all_that_it_promises() -> None:
         for sync in (i for i in items if i.kind == SYNC):
             behind = items[items.index(sync) :]
             assert not any(i.kind != SYNC and i.vbucket == sync.vbucket for i in behind)
-    syncs = [r for r in here.sink.records if isinstance(r, Sync)]
-    assert [(r.vbucket, r.vbuuid, r.seqno) for r in syncs] == [(0, BRANCH, 1), (1, BRANCH, 3)]
+    (vector,) = here.sink.vectors()
+    assert [(r.vbucket, r.vbuuid, r.seqno) for r in syncs_of(vector)] == [
+        (0, BRANCH, 1),
+        (1, BRANCH, 3),
+    ]
     last_items = max(n for n, r in enumerate(here.sink.all) if isinstance(r, KeyVersions))
-    assert here.sink.all.index(syncs[0]) > last_items
+    assert here.sink.all.index(vector) > last_items
     assert here.run.positions == {0: 1, 1: 3}
 
 
@@ -647,8 +675,8 @@ def test_where_nothing_changes_the_last_sync_is_repeated_but_not_to_the_indexers
     here.feed(frames.sync([(1, 7)]))
     here.feed(frames.end(2, 0, Reason.MOVED))
     here.router.repeat()
-    syncs = [(r.vbucket, r.seqno) for r in here.sink.records if isinstance(r, Sync)]
-    assert syncs == [(0, 5), (1, 3), (2, 3), (1, 7), (0, 5)]
+    syncs = [[(r.vbucket, r.seqno) for r in syncs_of(vector)] for vector in here.sink.vectors()]
+    assert syncs == [[(0, 5)], [(1, 3), (2, 3)], [(1, 7)], [(0, 5)]]
     assert [i.seqno for i in here.items(1, SYNC)] == [5, 7]
 
 
@@ -668,7 +696,21 @@ def test_a_backfill_sends_no_sync() -> None:
     here.begin(0)
     here.feed(frames.sync([(0, 5)]))
     assert here.items(1, SYNC) == []
-    assert not any(isinstance(r, Sync) for r in here.sink.records)
+    assert here.sink.vectors() == []
+
+
+def test_of_more_vbuckets_than_a_record_may_name_several_tell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(router_module, "SYNCED_MAX", 2)
+    here = Given(ONE)
+    here.begin(*range(5))
+    here.feed(frames.sync([(vbucket, 10 + vbucket) for vbucket in range(5)]))
+    told = [syncs_of(vector) for vector in here.sink.vectors()]
+    assert [len(some) for some in told] == [2, 2, 1]
+    assert [(r.vbucket, r.seqno) for some in told for r in some] == [(v, 10 + v) for v in range(5)]
+    ordinals = [some[0].ordinal for some in told]
+    assert ordinals == sorted(set(ordinals))
 
 
 def test_only_the_end_of_what_was_sent_to_its_end_is_an_item() -> None:

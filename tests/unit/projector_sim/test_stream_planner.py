@@ -392,10 +392,30 @@ def test_why_an_index_cannot_be_routed_is_said() -> None:
     assert [reason for _, reason in given.planner.routed()] == ["no such i1"]
     assert given.waiting() == []
     given = Given(an_index(state=PENDING))
+    given.renew(1)
     given.own(OWNED, vbuckets=16)
     assert "16 vbuckets" in given.planner.routed()[0][1]
     assert given.waiting() == []
     assert given.planner.seen() == (BucketSeen("b", 16),)
+
+
+def test_a_number_of_vbuckets_that_the_master_will_take_is_no_reason() -> None:
+    """The refusal of one projector came after the master had taken the number for another's."""
+    given = Given(an_index(state=PENDING))
+    given.own(OWNED, vbuckets=16)
+    assert given.planner.routed() == []
+    assert given.waiting() == []
+    assert given.planner.seen() == (BucketSeen("b", 16),)
+    given.observe(Bucket("b", 16))
+    given.streaming(1)
+    assert [reason for _, reason in given.planner.routed()] == [""]
+
+
+def test_a_topic_that_has_got_more_partitions_is_a_reason_at_once() -> None:
+    given = Given(an_index(state=PENDING))
+    given.observe(Bucket("b", VBUCKETS, topic="orders"))
+    given.planner.see_topics({"b": SourceBucket(16, OWNED)})
+    assert "16 partitions" in given.planner.routed()[0][1]
 
 
 # -- backfills -------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from coordinator import process
 from coordinator.kafka.archive_segments import ArchiveError
@@ -45,6 +46,44 @@ def test_a_node_compares_genesis_with_the_partitions_that_kafka_has(
 ) -> None:
     assert process._run(given(tmp_path / "node")) == 0
     assert [config.sync_partitions for config in served] == [8]
+
+
+def no_leader() -> KafkaException:
+    return KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
+
+
+def test_a_node_waits_for_the_leader_of_a_new_topic_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    served: list[Any],
+) -> None:
+    ends: list[Any] = [no_leader(), no_leader(), (0, 0)]
+
+    def asked(*_: Any) -> Any:
+        end = ends.pop(0)
+        if isinstance(end, KafkaException):
+            raise end
+        return end
+
+    monkeypatch.setattr(process, "watermarks", asked)
+    assert process._run(given(tmp_path / "node")) == 0
+    assert len(served) == 1
+    assert caplog.messages.count("c.commit has no leader yet: waiting") == 2
+
+
+def test_a_node_that_waits_in_vain_for_a_leader_says_what_kafka_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, served: list[Any]
+) -> None:
+    def asked(*_: Any) -> Any:
+        raise no_leader()
+
+    monkeypatch.setattr(process, "watermarks", asked)
+    monkeypatch.setattr(process, "TOPICS_COME_S", 0.0)
+    with pytest.raises(KafkaRefusal) as refusal:
+        process._run(given(tmp_path / "node"))
+    assert refusal.value.code == "kafka_error"
+    assert served == []
 
 
 def test_a_node_that_cannot_write_to_the_archive_does_not_start(

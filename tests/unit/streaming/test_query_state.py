@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from coordinator.core.model.stream_records import (
     StreamBegin,
     StreamEnd,
     Sync,
+    SyncVector,
     Tick,
 )
 from coordinator.core.model.types import TxnId
@@ -59,7 +60,7 @@ from streaming.timestamps.query_state import (
     with_buckets,
 )
 from streaming.timestamps.rows import RawRow, Rows, Span, SyncRows
-from tests.support.indexes import make_sync, make_watermarks
+from tests.support.indexes import make_sync, make_sync_vector, make_watermarks, syncs_of
 
 CLUSTER = "c"
 PROGRESS_KEY, CONTEXT_KEY, _ = keys_of(WHOLE)
@@ -255,6 +256,54 @@ def test_records_of_a_bucket_wait_until_it_is_known() -> None:
     done = run.step(a_bucket(), tick(NOW_MS + 2_000))
     assert seqnos(on(STABILITY, done)[0]) == [5] * VBUCKETS
     assert run.query_state.waiting == ()
+
+
+def a_vector(seqno: int, vbuckets: Sequence[int] = range(VBUCKETS)) -> tuple[str, Any]:
+    """Return what `syncs` says, as one record."""
+    said = make_sync_vector(
+        vbuckets, projector=1, connection=7, ordinal=10 + seqno, vbuuid=50, seqno=seqno
+    )
+    return SYNC_TOPIC, codec.encode(said)
+
+
+def test_a_vector_of_a_bucket_that_is_not_known_waits_as_one() -> None:
+    run = Run()
+    run.step(*begins(), a_vector(4), a_vector(5), tick())
+    waiting = [codec.decode(one.value) for one in run.query_state.waiting]
+    assert [one.seqnos for one in waiting if isinstance(one, SyncVector)] == [
+        make_sync_vector(range(VBUCKETS), seqno=5).seqnos
+    ]
+    assert len(waiting) == VBUCKETS + 1
+    done = run.step(a_bucket(), tick(NOW_MS + 2_000))
+    assert seqnos(on(STABILITY, done)[0]) == [5] * VBUCKETS
+    assert on(DEAD_LETTER, done) == []
+
+
+def test_of_a_vector_what_cannot_be_is_one_dead_letter_and_the_rest_counts() -> None:
+    run = Run()
+    run.step(a_bucket(), tick())
+    (topic, value) = a_vector(5, range(VBUCKETS + 3))
+    broken = codec.encode(replace(codec.decode(value), vbuuids=b"short"))
+    done = run.step(*begins(), (topic, value), (topic, broken), tick(NOW_MS + 2_000))
+    some, whole = sorted(on(DEAD_LETTER, done), key=lambda letter: letter.offset)
+    refused = syncs_of(codec.decode(some.value))
+    assert [one.vbucket for one in refused] == [VBUCKETS, VBUCKETS + 1, VBUCKETS + 2]
+    assert (whole.offset, whole.value) == (1, broken)
+    assert "lengths" in whole.reason
+    assert seqnos(on(STABILITY, done)[0]) == [5] * VBUCKETS
+
+
+@pytest.mark.parametrize("number", ["vbucket", "ordinal", "projector", "connection"])
+def test_what_cannot_be_is_a_dead_letter_also_of_a_bucket_that_is_not_known(number: str) -> None:
+    """And what can be waits beside it."""
+    run = Run()
+    bad = replace(make_sync(0, projector=1, connection=7, ordinal=3), **{number: -1})
+    done = run.step(*begins(), *syncs(5), (SYNC_TOPIC, codec.encode(bad)), tick())
+    (letter,) = on(DEAD_LETTER, done)
+    assert codec.decode(letter.value) == bad
+    assert len(run.query_state.waiting) == 2 * VBUCKETS
+    done = run.step(a_bucket(), tick(NOW_MS + 2_000))
+    assert seqnos(on(STABILITY, done)[0]) == [5] * VBUCKETS
 
 
 def test_who_waits_too_long_for_its_bucket_is_a_dead_letter() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import codec
-from coordinator.core.model.stream_records import Sync
+from coordinator.core.model.stream_records import Sync, SyncVector
+from coordinator.core.model.types import Offset
 from coordinator.kafka.topics import SYNC
 from schemas.registry import FOLDER, Registry
+from streaming.spark.session import HEAP_MB
 from streaming.timestamps import rows as rows_module
+from streaming.timestamps.application import EXECUTORS_FROM
 from streaming.timestamps.inputs import INPUTS
 from streaming.timestamps.rows import (
     COLUMNS,
@@ -29,7 +33,7 @@ from streaming.timestamps.rows import (
     partials,
     rows_of,
 )
-from tests.support.indexes import make_sync
+from tests.support.indexes import make_sync, make_sync_vector, syncs_of
 
 Row = dict[str, Any]
 
@@ -81,6 +85,91 @@ def test_the_order_in_which_tasks_end_makes_no_difference(places: list[Any], cha
     found = rows_of(table(rows), {})
     assert as_lists(found) == expected
     assert [row[:3] for row in found.raw] == sorted(row[:3] for row in found.raw)
+
+
+VECTORS = st.lists(
+    st.tuples(
+        *(st.integers(0, 3), st.integers(0, 50), st.sampled_from("bc"), st.integers(4, 6)),
+        st.dictionaries(st.integers(0, 9), st.integers(0, 2**64 - 1), min_size=1, max_size=5),
+    ),
+    unique_by=lambda vector: vector[:2],
+)
+
+
+@given(VECTORS, st.randoms())
+def test_a_vector_says_what_a_sync_of_each_of_its_vbuckets_says(
+    given_vectors: list[Any], chance: Any
+) -> None:
+    """Also where it stood, and however Spark divides them."""
+    vectors, alone = [], []
+    for partition, offset, bucket, connection, seqnos in given_vectors:
+        vector = make_sync_vector(
+            [*seqnos],
+            bucket=bucket,
+            connection=connection,
+            ordinal=offset,
+            vbuuids=[offset % 2] * len(seqnos),
+            seqnos=[*seqnos.values()],
+        )
+        where = {"place": INPUTS.index(SYNC), "partition": partition, "offset": offset}
+        vectors.append({**where, "value": codec.encode(vector)})
+        alone += [{**where, "value": codec.encode(one)} for one in syncs_of(vector)]
+    found = rows_of(table(vectors), {})
+    assert as_lists(found)[1] == as_lists(rows_of(table(alone), {}))[1]
+    assert (found.count, found.raw) == (len(vectors), ())
+    assert found.spans == rows_of(table(alone), {}).spans
+    tasks: list[list[Row]] = [[], [], []]
+    for row in vectors:
+        chance.choice(tasks).append(row)
+    made = [part for task in tasks for part in partials(table(task).to_batches(), {})]
+    together = rows_of(pa.Table.from_batches(made, RECORDS), {})
+    assert as_lists(together) == as_lists(found)
+
+
+def test_rows_of_a_vector_are_one_record_again() -> None:
+    vector = make_sync_vector([3, 1, 2], ordinal=5, vbuuids=[7, 8, 9], seqnos=[2**64 - 1, 0, 4])
+    other = make_sync(4, ordinal=6)
+    rows = [
+        {"place": INPUTS.index(SYNC), "partition": 1, "offset": offset, "value": codec.encode(one)}
+        for offset, one in ((9, vector), (4, other))
+    ]
+    (found,) = rows_of(table(rows), {}).syncs
+    assert [*found.records()] == [(1, 4, other), (1, 9, vector)]
+
+
+def test_records_that_stood_at_one_place_one_after_the_other_stay_apart() -> None:
+    """The topic was made again meanwhile."""
+    said = [make_sync(0, connection=1, seqno=5), make_sync(1, connection=2, seqno=100)]
+    rows = SyncRows.joined("b", [SyncRows.of(0, Offset(0), one) for one in said])
+    assert [record for *_, record in rows.records()] == said
+
+
+def test_a_batch_that_the_driver_reads_has_room() -> None:
+    """Whatever its records are: SYNCs of a bucket of 1,024 vbuckets."""
+    vector = codec.encode(make_sync_vector(range(1_024), vbuuid=2**63, seqno=2**40))
+    assert len(vector) * EXECUTORS_FROM < HEAP_MB * 1_000_000 / 8
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [
+        make_sync_vector([1, 8]),
+        make_sync_vector([1], projector=-1),
+        make_sync_vector([1], connection=-1),
+        make_sync_vector([1], ordinal=2**62),
+        replace(make_sync_vector([1, 2]), vbuckets=b"\1"),
+        replace(make_sync_vector([1, 2]), vbuckets=b"\1\0"),
+        replace(make_sync_vector([1, 2]), seqnos=bytes(9)),
+        replace(make_sync_vector([1, 2]), vbuuids=bytes(24)),
+    ],
+)
+def test_a_vector_in_which_something_cannot_be_is_a_raw_row(vector: SyncVector) -> None:
+    row = {"place": INPUTS.index(SYNC), "partition": 0, "offset": 4, "value": codec.encode(vector)}
+    good = make_sync_vector([7], bucket="b")
+    rows = [row, {**row, "offset": 5, "value": codec.encode(good)}]
+    found = rows_of(table(rows), {"b": 8})
+    assert [one.offset for one in found.raw] == [4]
+    assert [one.offset.tolist() for one in found.syncs] == [[5]]
 
 
 def _where(row: Row) -> tuple[int, int, int]:
@@ -154,9 +243,8 @@ def test_a_sync_whose_numbers_cannot_be_is_a_raw_row() -> None:
 @pytest.mark.parametrize("number", [0, 1, 2**63 - 1, 2**63, 2**64 - 1])
 def test_unsigned_numbers_survive(number: int) -> None:
     (found,) = rows_of(table([sync_row(1, 4, vbuuid=number, seqno=number)]), {}).syncs
-    assert found.record(0) == make_sync(
-        4, projector=1, connection=5, ordinal=4, vbuuid=number, seqno=number
-    )
+    [(_, _, record)] = found.records()
+    assert record == make_sync(4, projector=1, connection=5, ordinal=4, vbuuid=number, seqno=number)
 
 
 def test_a_sync_that_was_not_decoded_is_a_raw_row() -> None:

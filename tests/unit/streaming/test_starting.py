@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from coordinator.core.model.types import Offset
 from coordinator.core.timestamps.progress import NextOffset, TimestampProgress
 from coordinator.kafka.readers import BEGINNING
-from streaming.spark.session import LOGGING
+from streaming.spark.session import LOGGING, java_options
 from streaming.timestamps import application
 from streaming.timestamps.application import Application, GapError, Options
 from streaming.timestamps.inputs import INPUTS
@@ -146,3 +147,8 @@ def test_what_kafka_refuses_is_not_tried_again(halfway: Application) -> None:
     with pytest.raises(RefusedError):
         halfway._write(read_on(halfway))
     assert store.commits == 1
+
+
+@pytest.mark.parametrize("flag", ["-Da=b", "-Da=/my data/x", '-Da="', "-Da=\\", "-Da=' '"])
+def test_flags_of_the_jvm_may_have_spaces_and_quotes(flag: str) -> None:
+    assert shlex.split(java_options(("-Xint", flag))) == ["-Xint", flag]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from coordinator.core.model.records import TimestampsHeartbeat
 from coordinator.core.model.stream_records import NOT_SAID, Tick
 from coordinator.kafka.state_follower import StatusLog
-from streaming.timestamps.ticker import RECENT_MS, Ticker, later_writer
+from coordinator.runtime.threads import Threads
+from streaming.timestamps import ticker as tickers
+from streaming.timestamps.ticker import RECENT_MS, RENEW_S, Ticker, later_writer
 
 A, B = 7, 8
 NOW_MS, HOUR_MS = 1_790_000_000_000, 3_600_000
@@ -60,16 +64,81 @@ def test_who_does_not_know_where_it_began_finds_nobody() -> None:
     assert later_writer(both(), A, -1) is None
 
 
+def make_ticker(period_ms: int = 0) -> tuple[Ticker, list[str], threading.Event]:
+    """Return a ticker without a broker, whose heartbeat fails if `wrong` has something to say."""
+    wrong: list[str] = []
+    ended = threading.Event()
+
+    def beat() -> TimestampsHeartbeat:
+        if wrong:
+            raise RuntimeError(wrong[0])
+        return TimestampsHeartbeat(incarnation=1, pid=1, batch=0, at_ms=0)
+
+    ticker = Ticker(
+        *("127.0.0.1:1", "c", A, period_ms, lambda: NOW_MS, lambda: 0, beat),
+        StatusLog("timestamps"),
+        Threads(ended.set),
+    )
+    return ticker, wrong, ended
+
+
 def test_ticks_that_kafka_refuses_are_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
     """Without ticks nothing becomes due: no timestamp is told any more."""
-    beat = TimestampsHeartbeat(1, 1, 0, 0, (), ())
-    ticker = Ticker(
-        *("127.0.0.1:1", "c", A, 0, lambda: NOW_MS, lambda: 0, lambda: beat),
-        StatusLog("timestamps"),
-    )
+    ticker, _, _ = make_ticker()
     refused = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
     for _ in range(3):
         ticker._delivered(refused, None)
     assert capsys.readouterr().err.count("[ticks_refused]") == 1
     ticker._delivered(None, SimpleNamespace(offset=lambda: 7))
     assert "ticks: well again" in capsys.readouterr().err
+
+
+def test_a_ticker_that_ends_is_told_of() -> None:
+    """The application would go on, and tell no timestamp any more."""
+    ticker, wrong, ended = make_ticker(period_ms=1)
+    wrong.append("whatever it is")
+    ticker.switch(True)
+    assert ended.wait(60)
+    ticker.stop()
+
+
+def test_a_producer_of_which_nothing_arrives_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticker, _, _ = make_ticker()
+    now_s = time.monotonic()
+    monkeypatch.setattr(tickers.time, "monotonic", lambda: now_s)
+    first = ticker._producer
+    ticker._tick()
+    ticker.switch(True)
+    now_s += RENEW_S - 0.1
+    ticker._renew_if_stuck()
+    assert ticker._producer is first
+    ticker._delivered(None, SimpleNamespace(offset=lambda: 7))
+    now_s += 0.2
+    ticker._renew_if_stuck()
+    assert ticker._producer is first, "a tick has arrived"
+    now_s += RENEW_S
+    ticker._renew_if_stuck()
+    second = ticker._producer
+    assert second is not first
+    assert not len(first), "what it had is gone"
+    ticker._renew_if_stuck()
+    assert ticker._producer is second, "it is given as long"
+
+
+def test_a_client_that_knows_no_topic_ends_no_ticker_and_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So it is right after a broker's start."""
+
+    class Refusing:
+        def produce(self, *_: object, **__: object) -> None:
+            raise KafkaException(KafkaError(KafkaError._UNKNOWN_TOPIC))
+
+        def poll(self, _: float) -> None:
+            pass
+
+    ticker, _, _ = make_ticker()
+    monkeypatch.setattr(ticker, "_producer", Refusing())
+    for _ in range(3):
+        ticker._tick()
+    assert capsys.readouterr().err.count("[ticks_refused]") == 1

@@ -2,45 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from coordinator.core.catalog import state as states
-from coordinator.core.catalog.state import StateContext
 from coordinator.core.history import feed
-from coordinator.core.history.feed import Feed, Subscription
+from coordinator.core.history.lines import Subscription
 from coordinator.core.history.predicates import Predicate
 from coordinator.core.model.records import Event
-from coordinator.core.model.types import Cas
 from tests.support.changes import ONE, THREE, TWO, a_transaction, written
-
-ALL = Predicate()
-
-
-class Publisher:
-    """A state, and a feed that is told of its transactions."""
-
-    def __init__(self, **limits: int) -> None:
-        self.feed = Feed(**limits)
-        self.state: StateContext = states.EMPTY
-        self.woken = 0
-
-    def commit(self, *transactions: tuple[Event, ...], unheard: bool = False) -> None:
-        for events in transactions:
-            before = self.state
-            self.state = states.evolve(before, [(event.mutation, event.cas) for event in events])
-            if not unheard:
-                self.feed.publish(before, events)
-
-    def subscribe(self, after: int, predicate: Predicate = ALL) -> Any:
-        return self.feed.subscribe(Cas(after), predicate, self._wake, self.state.cas)
-
-    def _wake(self) -> None:
-        self.woken += 1
-
-    def cas_of(self, subscription: Subscription, limit: int = 100) -> list[int]:
-        return [published.cas for published in subscription.take(limit, self.feed.newest)]
+from tests.support.feeds import Publisher
 
 
 def test_a_subscription_gets_each_change_above_its_cas_once_in_order() -> None:
@@ -158,7 +127,7 @@ def test_who_has_left_is_handed_nothing() -> None:
     publisher.feed.unsubscribe(subscription)
     publisher.commit(ONE)
     assert (len(publisher.feed), publisher.woken) == (0, 0)
-    assert not subscription.waiting
+    assert subscription.following is None
 
 
 def test_a_feed_that_is_closed_wakes_all_and_hands_out_no_more() -> None:
@@ -178,7 +147,7 @@ def test_what_is_kept_and_what_waits_is_bounded_in_bytes_too() -> None:
     publisher.commit(heavy(1, 1), heavy(2, 2), heavy(3, 3))
     assert slow.has_lagged
     assert publisher.cas_of(slow) == [1], "two values and the one before would be too much"
-    assert slow.waiting_bytes == 0
+    assert slow.own_bytes == 0
     assert publisher.subscribe(1) is None
     assert publisher.cas_of(publisher.subscribe(2)) == [3]
 
@@ -218,6 +187,45 @@ def test_nothing_is_passed_over_that_is_about_to_be_published() -> None:
     assert subscription.position == before.cas
     publisher.feed.publish(before, TWO)
     assert publisher.cas_of(subscription) == [event.cas for event in TWO]
+
+
+def ahead_of_the_feed(**limits: int) -> tuple[Publisher, Subscription]:
+    """Return a subscription at a state whose last transaction was published only then."""
+    publisher = Publisher(**limits)
+    publisher.commit(ONE)
+    before = publisher.state
+    publisher.commit(TWO, unheard=True)
+    subscription = publisher.subscribe(publisher.state.cas)
+    publisher.feed.publish(before, TWO)
+    return publisher, subscription
+
+
+def test_who_has_a_state_that_is_about_to_be_published_is_not_told_of_it() -> None:
+    publisher, subscription = ahead_of_the_feed()
+    assert subscription.following is None
+    assert (publisher.cas_of(subscription), subscription.position) == ([], 6)
+    publisher.commit(THREE)
+    assert publisher.cas_of(subscription) == [8]
+
+
+@pytest.mark.parametrize("how", ["closed", "found anew", "left"])
+def test_what_a_state_had_is_not_told_when_the_line_ends_before_it_is_taken(how: str) -> None:
+    publisher, subscription = ahead_of_the_feed(waiting_max=3)
+    if how == "closed":
+        publisher.feed.close()
+    elif how == "left":
+        publisher.feed.unsubscribe(subscription)
+    else:
+        publisher.commit(THREE, unheard=True)
+        publisher.commit(ONE_LATER)
+    assert (publisher.cas_of(subscription), subscription.position) == ([], 6)
+
+
+def test_who_has_taken_all_but_what_its_state_had_is_not_given_up() -> None:
+    publisher, subscription = ahead_of_the_feed(waiting_max=3)
+    publisher.commit(a_transaction(9, 10, *(written("c", str(n)) for n in range(4))))
+    assert not subscription.has_lagged
+    assert publisher.cas_of(subscription) == [10, 11, 12, 13]
 
 
 def test_nothing_is_passed_over_where_the_node_has_found_its_state_anew() -> None:

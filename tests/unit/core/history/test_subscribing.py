@@ -9,7 +9,8 @@ import pytest
 from coordinator.codec import encode
 from coordinator.core.catalog.state import EMPTY, StateContext
 from coordinator.core.history.changes import Change, fold
-from coordinator.core.history.feed import KeptTransaction, Published
+from coordinator.core.history.feed import KeptTransaction
+from coordinator.core.history.lines import Published
 from coordinator.core.history.predicates import Predicate
 from coordinator.core.history.subscribing import (
     STEP_MAX_MS,

@@ -12,11 +12,14 @@ from coordinator.core.keys.key_versions import (
     BEGIN,
     DOCUMENT,
     END,
+    HEAD,
     HISTORY,
     MUTATION_HEAD,
     NO_SLICE,
     PLACES,
     SYNC,
+    SYNCS,
+    SYNCS_MAX,
     UPSERT,
     Item,
     ItemsError,
@@ -26,9 +29,12 @@ from coordinator.core.keys.key_versions import (
     history,
     is_of_one_mutation,
     pack,
+    pack_indexes,
     pack_many,
     pack_placed,
+    pack_syncs,
     unpack,
+    unpack_indexes,
     unpack_many,
 )
 from coordinator.core.model.stream_records import FailoverBranch
@@ -97,7 +103,11 @@ def test_a_begin_says_its_branch_and_its_indexes(
 
 
 @pytest.mark.parametrize(
-    "damaged", [b"\x00" * 18, b"\x08" + b"\x00" * 17, b"\x0a" + b"\x00" * 18, b"\x01"]
+    "damaged",
+    [
+        *(b"\x00" * 18, b"\x08" + b"\x00" * 17, b"\x0b" + b"\x00" * 17, b"\x01"),
+        HEAD.pack(SYNCS, 0, 0, 0, 0, 0, 11) + bytes(11),
+    ],
 )
 def test_bytes_that_are_no_items_are_refused(damaged: bytes) -> None:
     with pytest.raises(ItemsError):
@@ -131,6 +141,51 @@ def test_items_are_of_one_mutation_by_vbucket_and_seqno() -> None:
     assert not is_of_one_mutation(document, pack(Item(DOCUMENT, 3, 8)))
     assert not is_of_one_mutation(document, pack(Item(DOCUMENT, 4, 7)))
     assert not is_of_one_mutation(document, pack(Item(SYNC, 3, 7)))
+
+
+@given(st.lists(st.tuples(U16, U64), max_size=20))
+def test_positions_that_are_packed_together_are_a_sync_of_each(
+    reached: list[tuple[int, int]],
+) -> None:
+    items = b"".join(pack_syncs(reached))
+    found = [*unpack(pack(Item(END, 7, 8)) + items + pack(Item(END, 8, 9)))][1:-1]
+    assert found == [Item(SYNC, vbucket, seqno) for vbucket, seqno in reached]
+
+
+def test_positions_that_are_too_many_for_one_item_are_in_several() -> None:
+    reached = [(vbucket, vbucket + 1) for vbucket in range(2 * SYNCS_MAX + 1)]
+    items = [*pack_syncs(reached)]
+    assert len(items) == 3
+    assert [(i.vbucket, i.seqno) for i in unpack(b"".join(items))] == reached
+
+
+@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1))))
+def test_indexes_and_builds_survive(listed: list[tuple[int, int]]) -> None:
+    ids, builds = tuple(i for i, _ in listed), tuple(b for _, b in listed)
+    raw = pack_indexes(ids, builds)
+    assert unpack_indexes(raw) == (ids, builds)
+
+
+@given(st.binary(max_size=40))
+def test_garbage_is_a_list_of_indexes_or_is_refused(raw: bytes) -> None:
+    try:
+        ids, builds = unpack_indexes(raw)
+    except ItemsError:
+        return
+    assert len(ids) == len(builds) <= len(raw) // 2
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"\x02", b"\x02\x80", b"\x80" * 11 + b"\x00\x00", bytes(2 * 65_536)]
+)
+def test_lists_that_are_cut_off_or_too_long_are_refused(damaged: bytes) -> None:
+    with pytest.raises(ItemsError):
+        unpack_indexes(damaged)
+
+
+def test_the_ids_of_a_thousand_indexes_are_short() -> None:
+    ids = [2**40 + 300 * number for number in range(1_000)]
+    assert len(pack_indexes(ids, [1] * 1_000)) < 3_100
 
 
 def test_a_begin_without_a_branch_is_refused() -> None:

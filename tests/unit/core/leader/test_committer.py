@@ -28,7 +28,7 @@ from coordinator.core.consensus.effects import (
 from coordinator.core.consensus.inputs import AppendFailed, Ended, Written
 from coordinator.core.consensus.signals import LoseMastership
 from coordinator.core.consensus.view import Tokens
-from coordinator.core.leader.committer import REASON_LENGTH_MAX, Committer
+from coordinator.core.leader.committer import REASON_BYTES_MAX, Committer
 from coordinator.core.leader.group_commit import Group
 from coordinator.core.leader.transaction import CONCLUDING, PROPOSED, UNDOING, Enlisted
 from coordinator.core.model.authority_state import ROLLBACK, TransactionStatus
@@ -491,16 +491,18 @@ def test_one_refusal_rolls_back_at_once_and_tells_why() -> None:
     assert committer.attempt.state == UNDOING
 
 
-def test_the_reason_of_a_rollback_is_kept_in_short() -> None:
+@pytest.mark.parametrize("letter", ["y", "\u0434", "\U0001f600"])
+def test_the_reason_of_a_rollback_is_kept_in_short(letter: str) -> None:
     """Each claim carries those of all transactions that the log of transactions has."""
     committer = under_way(1, 2)
-    committer.answered(an_answer(3, REFUSED, "y" * 900_000))
+    committer.answered(an_answer(3, REFUSED, letter * 900_000))
     assert committer.advance(at()) == [Abandon(TOKEN)]
     (written,) = committer.ended(at(), Ended(TOKEN))
     assert isinstance(written, Conclude)
     (record,) = written.records
     assert isinstance(record, TransactionRolledBack)
-    assert record.reason == ("node 3: " + "y" * 900_000)[:REASON_LENGTH_MAX]
+    assert REASON_BYTES_MAX - 4 < len(record.reason.encode()) <= REASON_BYTES_MAX
+    assert ("node 3: " + letter * 900_000).startswith(record.reason)
     row = TransactionStatus(TXN, ROLLBACK, Cas(0), (1, 2, 3), record.reason)
     log = Map(dict.fromkeys(range(LOG_CAPACITY_MAX), row))
     whole = replace(OWN_AUTHORITY, log=log, log_next=len(log), log_capacity=len(log))

@@ -23,14 +23,13 @@ class View:
     def __init__(self, *owners: StreamOwner) -> None:
         self.silent = {0: 0, 1: 0}
         self.applies = True
-        self.config = SimpleNamespace(lapsed_projector_ms=LAPSED_MS)
         self.now = Instant(mono_ms=1_000, wall_ms=50)
         self.authority = SimpleNamespace(projectors={0: None, 1: None})
         beat = SimpleNamespace(owners=owners)
         self.peers = SimpleNamespace(
             applications={"0/1": SimpleNamespace(beat=beat)},
             alive=lambda peer: self.applies,
-            projector_silent_ms=lambda number: self.silent[number],
+            projector_lapsed=lambda number: self.silent[number] > LAPSED_MS,
         )
 
     def advance(self, by_ms: int) -> None:

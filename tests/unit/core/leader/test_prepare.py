@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from coordinator.core.leader.prepare import Prepares
 from coordinator.core.model.commands import ForgetIndex, UndoIndex
 from coordinator.core.model.records import ALLOCATED, REFUSED, RELEASED, SliceAnswered
@@ -25,3 +27,11 @@ def test_who_is_lost_is_not_waited_for_where_an_index_is_dropped_and_else_he_is(
     assert made.overdue(5, 10, lambda indexer: True) == []
     (undone,) = made.overdue(11, 10, lambda indexer: True)
     assert isinstance(undone, UndoIndex)
+
+
+def test_a_part_of_an_index_is_waited_for_where_a_new_index_is_undone() -> None:
+    """Nobody waits for the answer: a slow target is given up when it is lost."""
+    made = Prepares([replace(make_index(2, 1, state="init"), part_of=1)], 0)
+    assert made.overdue(1_000_000, 10, lambda indexer: False) == []
+    (undone,) = made.overdue(11, 10, lambda indexer: True)
+    assert undone == UndoIndex(2, "indexer 1 is not alive")

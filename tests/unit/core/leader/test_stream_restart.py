@@ -204,7 +204,7 @@ def test_a_projector_that_lapses_often_has_its_streams_renewed_with_pauses(view:
     owner = StreamOwner("travel", 71, 0, 5, 2)
     projector = SimpleNamespace(projector=0, incarnation=9, waiting=(), buckets=())
     view.authority = SimpleNamespace(projectors={0: SimpleNamespace(incarnation=9)})
-    view.config.lapsed_projector_ms, view.config.stream_hold_ms = 5_000, 0
+    view.config.stream_hold_ms = 0
     view.config.stream_timeout_ms = 5_000
     application = SimpleNamespace(beat=SimpleNamespace(owners=(owner,)))
     view.peers.applications = {"0/1": application}
@@ -213,7 +213,7 @@ def test_a_projector_that_lapses_often_has_its_streams_renewed_with_pauses(view:
     wanted: list[int] = []
     for _ in range(300):
         silent = view.now.mono_ms % 6_000
-        view.peers.projector_silent_ms = lambda number, ms=silent: ms
+        view.peers.projector_lapsed = lambda number, ms=silent: ms > 5_000
         view.peers.alive = lambda peer, ms=silent: peer is application or ms < 1_000
         if any(isinstance(one, Want) for one in building.tick(view)):
             wanted.append(view.now.mono_ms)
