@@ -242,7 +242,8 @@ def _ends_of_commit(arguments: argparse.Namespace) -> tuple[Offset, Offset]:
     topic = topic_name(arguments.cluster, COMMIT)
 
     def say(state: RetryCallState) -> None:
-        log.warning("%s has no leader yet: waiting", topic)
+        error = state.outcome.exception() if state.outcome else None
+        log.warning("waiting for %s: %s", topic, error.args[0].str() if error else "")
 
     attempts = Retrying(
         retry=retry_if_exception(may_pass),

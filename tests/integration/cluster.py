@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -356,6 +357,10 @@ def delete_topics(servers: str, prefix: str = "") -> None:
             deleted.result(20)
 
 
+class StartedAgain(UserWarning):
+    """A process ended with 1 by its own rule, and its supervisor starts it again."""
+
+
 class Cluster:
     """Nodes 1 to n and indexers 1 to m, on a broker that is there already."""
 
@@ -472,7 +477,9 @@ class Cluster:
         return again and child.supervised and not any(mark in child.said for mark in CRASHED)
 
     def _note_end(self, child: Child, at: float) -> None:
-        """A process has ended by itself at a monotonic time."""
+        """A process has ended by itself at a monotonic time: the summary of the tests says so."""
+        last = child.said.strip().rpartition("\n")[2]
+        warnings.warn(f"{child.name} of {self.name} has ended: {last}", StartedAgain, stacklevel=1)
 
     def stop_children(self) -> None:
         """Stop every process as an operator does; `start` goes on from what they left."""

@@ -49,7 +49,7 @@ def test_a_node_compares_genesis_with_the_partitions_that_kafka_has(
 
 
 def no_leader() -> KafkaException:
-    return KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
+    return KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION, "no leader yet"))
 
 
 def test_a_node_waits_for_the_leader_of_a_new_topic_and_says_so(
@@ -69,7 +69,7 @@ def test_a_node_waits_for_the_leader_of_a_new_topic_and_says_so(
     monkeypatch.setattr(process, "watermarks", asked)
     assert process._run(given(tmp_path / "node")) == 0
     assert len(served) == 1
-    assert caplog.messages.count("c.commit has no leader yet: waiting") == 2
+    assert caplog.messages.count("waiting for c.commit: no leader yet") == 2
 
 
 def test_a_node_that_waits_in_vain_for_a_leader_says_what_kafka_says(
