@@ -61,7 +61,7 @@ class KafkaRefusal(Exception):
         self.message = message
 
 
-UNKNOWN = frozenset(
+UNKNOWN_TOPIC = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 )
 """What is said of a topic that a broker does not know, by the broker or by the client."""
@@ -70,7 +70,9 @@ UNKNOWN = frozenset(
 def may_pass(error: BaseException) -> bool:
     """Tell whether asking again may help: a broker does not know a new topic at once, nor any topic
     right after its start."""
-    return is_away(error) or (isinstance(error, KafkaException) and error.args[0].code() in UNKNOWN)
+    if not isinstance(error, KafkaException):
+        return False
+    return is_away(error) or error.args[0].code() in UNKNOWN_TOPIC
 
 
 def is_away(error: BaseException) -> bool:

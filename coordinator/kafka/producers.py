@@ -26,7 +26,7 @@ from coordinator.core.model.types import Offset
 from coordinator.kafka import end_txn
 from coordinator.kafka.commit_pacing import Pacing
 from coordinator.kafka.delivery import UNKNOWN, offset_of
-from coordinator.kafka.errors import TRANSIENT, never_connected
+from coordinator.kafka.errors import TRANSIENT, UNKNOWN_TOPIC, may_pass, never_connected
 from coordinator.kafka.producer_fencing import connect, end_open_transaction
 from coordinator.kafka.settings import (
     EVENT_HEADER,
@@ -81,7 +81,8 @@ class PlainProducer:
     It feeds them after the client's callbacks have returned: the node may send again at once, and
     the client aborts the process if a callback polls. `written` is the offset of the last record of
     `commit` that Kafka acknowledged, or `UNKNOWN`. Nobody would send a dead letter again, so it
-    waits in `dead_letters`.
+    waits in `dead_letters`. `waiting_since_s` is since when something of the rest waits and nothing
+    has arrived, by the monotonic clock; None if nothing does.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class PlainProducer:
         self._feed = feed
         self._dead_letters = dead_letters if dead_letters is not None else DeadLetters(cluster)
         self.written = UNKNOWN
+        self.waiting_since_s: float | None = None
         self._failed: list[inputs.AppendFailed] = []
         self._producer = Producer(
             plain_settings(
@@ -108,6 +110,7 @@ class PlainProducer:
         token = effect.token
 
         def delivered(error: KafkaError | None, message: Any) -> None:
+            self._delivered(error, message)
             if error is None:
                 self.written = max(self.written, offset_of(message))
             elif token:
@@ -158,12 +161,24 @@ class PlainProducer:
         self._producer.poll(0)
 
     def _send(self, topic: str, value: bytes, **more: Any) -> None:
+        """Send what its sender sends again: it is lost where a broker is away and too much waits,
+        or does not know its topics, as right after its start. Raises KafkaException otherwise.
+        """
+        if self.waiting_since_s is None:
+            self.waiting_since_s = time.monotonic()
+        settings = {"on_delivery": self._delivered, **more}
         try:
-            self._producer.produce(self._topics[topic], value, partition=0, **more)
+            self._producer.produce(self._topics[topic], value, partition=0, **settings)
         except BufferError:
-            # The broker is away and the buffer is full. Who wants this sends it again.
-            self.serve()
+            pass
+        except KafkaException as error:
+            if not may_pass(error):
+                raise
         self.serve()
+
+    def _delivered(self, error: KafkaError | None, _: Any) -> None:
+        if error is None:
+            self.waiting_since_s = None
 
 
 class DeadLetters:
@@ -216,9 +231,11 @@ class DeadLetters:
                     key=dead_letter_key(letter),
                     on_delivery=partial(self._sent, letter),
                 )
-            except BufferError:
+            except (BufferError, KafkaException) as error:
                 self._wait(letter)
-                return
+                if isinstance(error, BufferError) or may_pass(error):
+                    return
+                raise
 
     def _sent(self, letter: DeadLetter, error: KafkaError | None, _: Any) -> None:
         if error is not None and error.code() in LATE:
@@ -252,12 +269,16 @@ def _lost(letter: DeadLetter, why: str) -> None:
     log.error("the dead letter for %s is lost: %s", where, why)
 
 
-LATE = TRANSIENT | {
-    KafkaError._MSG_TIMED_OUT,
-    KafkaError._QUEUE_FULL,
-    KafkaError._PURGE_QUEUE,
-    KafkaError._PURGE_INFLIGHT,
-}
+LATE = (
+    TRANSIENT
+    | UNKNOWN_TOPIC
+    | {
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._QUEUE_FULL,
+        KafkaError._PURGE_QUEUE,
+        KafkaError._PURGE_INFLIGHT,
+    }
+)
 """What a delivery fails with while a broker is away; what else there is, is a refusal."""
 
 

@@ -26,6 +26,9 @@ from coordinator.kafka.topics import STATECONTEXT, topic_name
 CALL_TIMEOUT_S = 1.0
 """No call to Kafka may block longer."""
 
+RENEW_S = 15.0
+"""A producer of which nothing arrives for so long is made anew, while reading goes on."""
+
 PAUSE_S = 0.5
 BATCH_MAX = 1_000
 FETCH_WAIT_MS = 500
@@ -69,12 +72,13 @@ class Link:
         while not stopping.is_set():
             metadata = self._consumer.list_topics(timeout=CALL_TIMEOUT_S)
             if self._needed <= metadata.topics.keys():
-                self._producer = PlainProducer(
-                    self._servers, self._cluster, ignore, self._dead_letters
-                )
+                self._producer = self._made()
                 return str(metadata.cluster_id)
             stopping.wait(PAUSE_S)
         return None
+
+    def _made(self) -> PlainProducer:
+        return PlainProducer(self._servers, self._cluster, ignore, self._dead_letters)
 
     def bounds(self, topic: str = "", partition: int = 0) -> tuple[int, int]:
         """Return the first offset of a topic, else of `statecontext`, and the last stable one."""
@@ -96,8 +100,7 @@ class Link:
     def read(self, timeout_s: float) -> list[Message]:
         """Wait for a record, and take what has come with it. Raises KafkaException."""
         first = self._consumer.poll(timeout_s)
-        if self._producer is not None:
-            self._producer.serve()
+        self._serve()
         if first is None:
             self._stall_detector.check()
             return []
@@ -114,6 +117,17 @@ class Link:
                 raise KafkaException(error)
         self._stall_detector.check()
         return found
+
+    def _serve(self) -> None:
+        """Serve the producer, and make another one if nothing of it arrives: what is lost with the
+        old one is sent again."""
+        if self._producer is None:
+            return
+        self._producer.serve()
+        since_s = self._producer.waiting_since_s
+        if since_s is not None and time.monotonic() - since_s >= RENEW_S:
+            self._producer.close(0)
+            self._producer = self._made()
 
     def answer(self, record: AckRecord) -> None:
         if self._producer is not None:

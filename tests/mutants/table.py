@@ -39,6 +39,7 @@ PEERS = "coordinator/core/consensus/peers.py"
 TICKER = "streaming/timestamps/ticker.py"
 ENDS = "coordinator/kafka/failover_log_ends.py"
 UNIT_ENDS = "tests/unit/kafka/test_failover_log_ends.py"
+UNIT_PRODUCERS = "tests/unit/kafka/test_producers.py"
 UNIT_TICKER = "tests/unit/streaming/test_ticker.py"
 UNIT_PEERS = "tests/unit/core/consensus/test_peers.py"
 UNIT_SHELL = "tests/unit/node/test_shell.py"
@@ -768,6 +769,34 @@ MUTANTS: tuple[Mutant, ...] = (
         "gone_ms = max(0, said_ms - clock.said_ms)",
         "gone_ms = max(0, tick.at_ms - clock.now_ms)",
         "tests/unit/streaming/test_clock.py",
+    ),
+    Mutant(
+        "a-broker-that-does-not-know-its-topics-yet-ends-a-sender",
+        PRODUCERS,
+        "            if not may_pass(error):\n                raise\n",
+        "            raise\n",
+        UNIT_PRODUCERS,
+    ),
+    Mutant(
+        "a-dead-letter-is-lost-where-its-topic-is-not-known-yet",
+        PRODUCERS,
+        "LATE = TRANSIENT | UNKNOWN_TOPIC | {",
+        "LATE = TRANSIENT | {",
+        UNIT_PRODUCERS,
+    ),
+    Mutant(
+        "what-was-sent-last-hides-that-nothing-arrives",
+        PRODUCERS,
+        "        if self.waiting_since_s is None:\n",
+        "        if True:\n",
+        UNIT_PRODUCERS,
+    ),
+    Mutant(
+        "a-producer-beside-the-nodes-is-silent-for-ever",
+        "coordinator/kafka/state_follower.py",
+        "time.monotonic() - since_s >= RENEW_S",
+        "False",
+        "tests/unit/kafka/test_state_follower.py",
     ),
     Mutant(
         "who-ticked-before-is-another-one",

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from coordinator import codec
 from coordinator.core.consensus import effects, inputs
-from coordinator.core.model.records import DeadLetter, ReadBarrier
+from coordinator.core.model.records import DeadLetter, HoldingsRequested, ReadBarrier
 from coordinator.kafka import end_txn, producers
 from coordinator.kafka.errors import never_connected
 from coordinator.kafka.producers import DeadLetters, PlainProducer
@@ -80,6 +80,13 @@ def test_a_failed_append_may_be_sent_again_at_once(monkeypatch: pytest.MonkeyPat
     assert sorted(seen) == [1, 2, 3, 4]
 
 
+class Delivered:
+    """A record, where Kafka did not say at which offset it is."""
+
+    def offset(self) -> None:
+        """Return none."""
+
+
 class Away(Client):
     """A client whose broker is away until it `is_back`, with room for `room` records."""
 
@@ -102,7 +109,7 @@ class Away(Client):
         for value, delivered in waiting:
             if self.is_back:
                 self.arrived.append(value)
-            delivered(None if self.is_back else KafkaError(self.code), None)
+            delivered(None if self.is_back else KafkaError(self.code), Delivered())
 
     def flush(self, timeout_s: float) -> None:
         """Nothing comes back in this time."""
@@ -131,6 +138,82 @@ def test_a_dead_letter_waits_for_a_broker_that_is_away(monkeypatch: pytest.Monke
     for _ in range(8):
         plain.serve()
     assert sorted(client.arrived) == sorted(wanted), "each of them, and once"
+
+
+class Refusing(Away):
+    """A client that refuses records at once with `refusal`, while there is one."""
+
+    refusal: int | None = KafkaError.UNKNOWN_TOPIC_OR_PART
+
+    def produce(self, topic: str, value: bytes, **more: Any) -> None:
+        if self.refusal is not None:
+            raise KafkaException(KafkaError(self.refusal))
+        super().produce(topic, value, **more)
+
+
+def test_a_broker_that_does_not_know_its_topics_yet_stops_no_sender(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Right after its start. An append counts as lost; a dead letter waits."""
+    monkeypatch.setattr(producers, "Producer", Refusing)
+    plain = PlainProducer("", "c", lambda _: None)
+    client: Any = plain._producer
+    plain.append(effects.Append(1, ReadBarrier(1, 1)))
+    wanted = send_dead_letters(plain, range(3))
+    client.refusal, client.is_back = None, True
+    for _ in range(3):
+        plain.serve()
+    assert sorted(client.arrived) == sorted(wanted)
+
+
+def test_a_letter_whose_topic_has_gone_from_the_broker_meanwhile_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Away, "code", KafkaError._UNKNOWN_TOPIC)
+    monkeypatch.setattr(producers, "Producer", Away)
+    plain = PlainProducer("", "c", lambda _: None)
+    client: Any = plain._producer
+    wanted = send_dead_letters(plain, range(3))
+    plain.serve()
+    client.is_back = True
+    for _ in range(3):
+        plain.serve()
+    assert sorted(client.arrived) == sorted(wanted)
+
+
+def test_what_else_the_client_refuses_is_raised_and_loses_no_letter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Refusing, "refusal", KafkaError._FATAL)
+    monkeypatch.setattr(producers, "Producer", Refusing)
+    waiting = DeadLetters("c")
+    plain = PlainProducer("", "c", lambda _: None, waiting)
+    with pytest.raises(KafkaException):
+        plain.append(effects.Append(1, ReadBarrier(1, 1)))
+    with pytest.raises(KafkaException):
+        send_dead_letters(plain, range(1))
+    assert len(waiting) == 1
+
+
+def test_a_producer_tells_since_when_something_waits_and_nothing_has_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = [10.0]
+    monkeypatch.setattr(producers.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(producers, "Producer", Away)
+    plain = PlainProducer("", "c", lambda _: None)
+    client: Any = plain._producer
+    assert plain.waiting_since_s is None
+    for now_s[0] in (11.0, 12.0):
+        plain.append(effects.Append(1, ReadBarrier(1, 1)))
+        assert plain.waiting_since_s == 11.0
+    client.is_back = True
+    plain.append(effects.Append(1, ReadBarrier(1, 1)))
+    assert plain.waiting_since_s is None
+    client.is_back = False
+    now_s[0] = 20.0
+    plain.beat(effects.Beat(HoldingsRequested(1, 1, 1, 1, False)))
+    assert plain.waiting_since_s == 20.0
 
 
 def test_letters_that_no_room_is_for_are_told_of(
