@@ -780,8 +780,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-dead-letter-is-lost-where-its-topic-is-not-known-yet",
         PRODUCERS,
-        "LATE = TRANSIENT | UNKNOWN_TOPIC | {",
-        "LATE = TRANSIENT | {",
+        "    | UNKNOWN_TOPIC\n",
+        "",
         UNIT_PRODUCERS,
     ),
     Mutant(
