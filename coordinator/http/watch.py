@@ -55,9 +55,10 @@ loop does nothing else, and each watcher that is slow to take them holds its own
 PACE_S, PACE_MIN_S, PACE_MAX_S = 0.00005, 0.001, 0.05
 """A watcher is sent something again after so long for each watcher; few of them at once."""
 
-LATE_FACTOR, LATE_PACE_S, LATE_MAX_S = 2, 0.004, 0.25
+LATE_FACTOR, LATE_FROM, LATE_PACE_S, LATE_MAX_S = 2, 10, 0.004, 0.25
 """If its turn came late, so many times as much later, up to so long for each change that it was
-sent: under full load watchers leave the loop to the node for most of the time."""
+sent beyond the first ones: under full load watchers leave the loop to the node for most of the
+time."""
 
 ALIKE_MAX, ALIKE_BYTES_MAX = 16, 64 * 1024
 """So many portions of changes, and so large, are kept for others who take the same."""
@@ -405,7 +406,7 @@ def pace_of(watchers: int, changes: int, late_s: float) -> float:
     many changes, and whose turn came so late."""
     if watchers * PACE_S < PACE_MIN_S:
         return 0.0
-    extra_s = min(LATE_MAX_S, LATE_FACTOR * late_s, LATE_PACE_S * changes)
+    extra_s = min(LATE_MAX_S, LATE_FACTOR * late_s, LATE_PACE_S * max(0, changes - LATE_FROM))
     return min(PACE_MAX_S, watchers * PACE_S) + extra_s
 
 

@@ -389,7 +389,8 @@ class TransactionalProducer:
             return
         self._disconnected = False
         name = transactional_id(self._cluster)
-        end_open_transaction(self._bootstrap_servers, name, TRANSACTION_TIMEOUT_MS)
+        names = [*self._names.values()]
+        end_open_transaction(self._bootstrap_servers, name, TRANSACTION_TIMEOUT_MS, names)
         pause_ms = self._patience.begin()
         producer = Producer(
             plain_settings(

@@ -184,7 +184,7 @@ class Delivery:
             self._producer = open_transactional(
                 bootstrap_servers,
                 delivery_id(cluster, number),
-                self._positions,
+                (self._positions, topic),
                 OPEN_S,
                 **{
                     "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,

@@ -39,12 +39,7 @@ from coordinator.kafka.log_reader import read_events
 from coordinator.kafka.readers import BEGINNING
 from coordinator.kafka.state_follower import StatusLog, wall_ms
 from coordinator.kafka.topics import (
-    DEAD_LETTER,
-    RESTART,
-    STABILITY,
-    STABILITY_HISTORY,
     STATECONTEXT,
-    TIMESTAMP_STATE,
     topic_name,
 )
 from coordinator.runtime.threads import Threads
@@ -76,14 +71,19 @@ from streaming.timestamps.query_state import (
 )
 from streaming.timestamps.rows import RECORDS_DDL, Rows, partials, rows_of
 from streaming.timestamps.source import rows
-from streaming.timestamps.state_store import DoubtError, FencedError, RefusedError, StateStore
+from streaming.timestamps.state_store import (
+    OUTPUTS,
+    DoubtError,
+    FencedError,
+    RefusedError,
+    StateStore,
+)
 from streaming.timestamps.ticker import Ticker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-OUTPUTS = (STABILITY, STABILITY_HISTORY, RESTART, TIMESTAMP_STATE, DEAD_LETTER)
 CALL_TIMEOUT_S = 5.0
 PAUSE_S = 0.5
 SETTLE_S = 30.0

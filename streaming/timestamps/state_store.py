@@ -26,7 +26,14 @@ from coordinator.core.timestamps.shards import WHOLE, BucketShard
 from coordinator.kafka.errors import clients_error
 from coordinator.kafka.log_reader import read_to_end
 from coordinator.kafka.producer_fencing import open_transactional
-from coordinator.kafka.topics import RESTART, STABILITY, TIMESTAMP_STATE, topic_name
+from coordinator.kafka.topics import (
+    DEAD_LETTER,
+    RESTART,
+    STABILITY,
+    STABILITY_HISTORY,
+    TIMESTAMP_STATE,
+    topic_name,
+)
 from schemas.registry import SchemaError
 from streaming.spark.crash_points import AFTER, BEFORE, WITHIN, Crasher
 from streaming.timestamps.bucket_states import from_record
@@ -40,6 +47,9 @@ from streaming.timestamps.query_state import (
     seeded,
     shard_of_progress,
 )
+
+OUTPUTS = (TIMESTAMP_STATE, STABILITY, STABILITY_HISTORY, RESTART, DEAD_LETTER)
+"""The topics that one transaction writes."""
 
 TRANSACTION_TIMEOUT_MS = 20_000
 MESSAGE_TIMEOUT_MS = 10_000
@@ -138,7 +148,7 @@ class StateStore:
         return open_transactional(
             self._servers,
             f"{own}.{shard.number}-of-{shard.parts}" if shard.name else own,
-            topic_name(self._cluster, TIMESTAMP_STATE),
+            [topic_name(self._cluster, name) for name in OUTPUTS],
             OPEN_TIMEOUT_S,
             **{
                 "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,

@@ -40,6 +40,8 @@ TICKER = "streaming/timestamps/ticker.py"
 ENDS = "coordinator/kafka/failover_log_ends.py"
 UNIT_ENDS = "tests/unit/kafka/test_failover_log_ends.py"
 UNIT_PRODUCERS = "tests/unit/kafka/test_producers.py"
+HANGING = "coordinator/kafka/hanging_transactions.py"
+UNIT_HANGING = "tests/unit/kafka/test_hanging_transactions.py"
 UNIT_TICKER = "tests/unit/streaming/test_ticker.py"
 UNIT_PEERS = "tests/unit/core/consensus/test_peers.py"
 UNIT_SHELL = "tests/unit/node/test_shell.py"
@@ -797,6 +799,34 @@ MUTANTS: tuple[Mutant, ...] = (
         "time.monotonic() - since_s >= RENEW_S",
         "False",
         "tests/unit/kafka/test_state_follower.py",
+    ),
+    Mutant(
+        "what-kafka-has-forgotten-hangs-for-ever",
+        "coordinator/kafka/producer_fencing.py",
+        "                topics,\n            )\n    finally:",
+        "                (),\n            )\n    finally:",
+        "tests/integration/test_hanging_transactions.py",
+    ),
+    Mutant(
+        "what-hangs-is-aborted-whatever-was-decided",
+        HANGING,
+        "        if entry.state in COMMITTED:\n            return True\n",
+        "        if entry.state in COMMITTED:\n            return False\n",
+        "tests/integration/test_hanging_transactions.py",
+    ),
+    Mutant(
+        "a-transaction-of-who-has-claimed-since-is-ended",
+        HANGING,
+        " and self.epoch < epoch",
+        "",
+        UNIT_HANGING,
+    ),
+    Mutant(
+        "an-earlier-transaction-of-the-epoch-decides",
+        HANGING,
+        "entries[begun[-1] + 1 :]",
+        "entries[begun[0] + 1 :]",
+        UNIT_HANGING,
     ),
     Mutant(
         "who-ticked-before-is-another-one",
