@@ -307,6 +307,8 @@ class _Watch:
             self._following = Following(state, self._begin, self._predicate)
             return
         state = tail.state_now()
+        # The place is looked for now: nothing that comes after the bookmark waits for that.
+        self._position = tail.begin(state.cas)
         self._following = Following(state, state.cas, self._predicate)
         if self._begin == "now":
             yield [_bookmark(state.cas)]

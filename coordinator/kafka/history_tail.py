@@ -144,7 +144,7 @@ class HistoryTail:
         `position` is where an earlier connection had come to. Raises Gone, LogReplaced,
         KafkaException.
         """
-        begin = self._begin(cas, position)
+        begin = self.begin(cas, position)
         self.position = begin
         joining = Joining(cas)
         for found in self._log.follow(begin, self._stopping):
@@ -153,7 +153,10 @@ class HistoryTail:
                 self.position = found.position
             yield Found(whole, found.at_end)
 
-    def _begin(self, cas: Cas, position: Offset | None) -> Offset:
+    def begin(self, cas: Cas, position: Offset | None = None) -> Offset:
+        """Return from which offset on there is all above a CAS: `position`, or a place that is
+        looked for, which takes a while. Raises Gone, LogReplaced, KafkaException.
+        """
         if position is not None:
             low, end = self._log.bounds()
             if position > end:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 
 from coordinator.client.kafka_watch import KafkaWatch
 from coordinator.embedded.broker import Broker
+from coordinator.kafka.history_tail import HistoryTail
 from tests.integration.cluster import Cluster, an_index
 
 pytestmark = pytest.mark.integration
@@ -92,6 +93,30 @@ def next_change(watching: Iterator[Told]) -> Told:
     event = next(one for one in watching if one["type"] == "change")
     del event["type"]
     return event
+
+
+def test_what_comes_after_the_bookmark_waits_for_no_search(
+    cluster: Cluster, watch: KafkaWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search for the place took most of a second, in which the first changes waited."""
+    searches: list[int] = []
+    monkeypatch.setattr(HistoryTail, "_history", record(searches, HistoryTail._history))
+    with closing(watch.watch("now")) as watching:
+        assert next(watching)["type"] == "bookmark"
+        assert len(searches) == 1
+        change_something(cluster, 2, "after")
+        assert next_change(watching)["kind"] == "index"
+    assert len(searches) == 1
+
+
+def record(calls: list[int], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the same function, which counts its calls."""
+
+    def counted(*given: Any) -> Any:
+        calls.append(1)
+        return function(*given)
+
+    return counted
 
 
 def test_a_snapshot_and_its_changes_lead_to_the_state(cluster: Cluster, watch: KafkaWatch) -> None:
