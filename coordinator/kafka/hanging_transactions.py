@@ -19,15 +19,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
+from io import BytesIO
 from typing import Any, NamedTuple
 
 from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import for_code
+from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import (
+    Array,
     Boolean,
     CompactArray,
     CompactString,
@@ -35,9 +38,12 @@ from aiokafka.protocol.types import (
     Int32,
     Int64,
     Schema,
+    String,
     TaggedFields,
 )
 from aiokafka.structs import TopicPartition
+from confluent_kafka import KafkaError as KafkaTrouble
+from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as Place
 
 from coordinator.kafka import readers
@@ -50,6 +56,12 @@ LAST = 50_000
 of anybody five."""
 
 READ_S = 3.0
+PARTITIONS_0 = Array(("topic", String("utf-8")), ("partitions", Array(Int32)))
+PARTITIONS = CompactArray(
+    ("topic", CompactString("utf-8")), ("partitions", CompactArray(Int32)), ("tags", TaggedFields)
+)
+"""How a record lists partitions: in its first version, and since."""
+
 HEAD = struct.Struct(">hqhib")
 """How the value of a record begins: version, producer, its epoch, time-out, state."""
 
@@ -67,16 +79,17 @@ class State(IntEnum):
     PREPARE_EPOCH_FENCE = 7
 
 
-COMMITTED = (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)
-ABORTED = (State.PREPARE_ABORT, State.COMPLETE_ABORT, State.PREPARE_EPOCH_FENCE)
-
-
 class Entry(NamedTuple):
-    """A record of the coordinator's log about one transactional id."""
+    """A record of the coordinator's log about one transactional id.
+
+    `partitions` are those that the transaction wrote, topic and number. The coordinator names them
+    while it has to end it.
+    """
 
     producer: int
     epoch: int
     state: State
+    partitions: frozenset[tuple[str, int]] = frozenset()
 
 
 class Writer(NamedTuple):
@@ -115,48 +128,59 @@ async def end_hanging(
     """End what hangs of a producer on these topics; return on how many partitions something did.
 
     `producer` and `epoch` are what the initialisation of `transactional_id` gave: whatever has an
-    earlier epoch hangs. What the coordinator decided is not always known; then it is left, and the
-    log says so. Raises KafkaError of aiokafka, KafkaException, OSError.
+    earlier epoch hangs. What cannot be ended now is told of, and left to the next one. Raises
+    KafkaException, and KafkaError of aiokafka.
     """
     found = await _hanging(client, producer, epoch, sorted(set(topics)))
     if not found:
         return 0
     entries = await asyncio.to_thread(read_entries, bootstrap_servers, transactional_id)
+    ended = 0
     for one in found:
-        committed = decision(entries, one.writer.producer, one.writer.epoch)
         where = f"{one.topic}-{one.partition} from offset {one.writer.begins} on"
+        committed = decision(entries, one)
         if committed is None:
             log.error("a transaction hangs on %s; what became of it is not known", where)
             continue
-        await _end(client, one, committed)
+        try:
+            await _end(client, one, committed)
+        except KafkaError as error:
+            log.error("a transaction hangs on %s, and cannot be ended: %r", where, error)
+            continue
+        ended += 1
         verb = "committed" if committed else "aborted"
         log.warning("a transaction that Kafka had not ended hung on %s: %s it", where, verb)
-    return len(found)
+    return ended
 
 
-def decision(entries: Sequence[Entry], producer: int, epoch: int) -> bool | None:
-    """Tell whether the last transaction of a producer's epoch was committed; None: nobody knows.
+def decision(entries: Sequence[Entry], one: Hanging) -> bool | None:
+    """Tell whether a transaction was committed; None: nobody knows.
 
-    `entries` are in order. Where the coordinator raises the epoch with the end of a transaction, or
-    to fence its producer, the end has a later epoch than the transaction.
+    `entries` are in order. The last decision that names the partition counts: an earlier one would
+    have been ended with it. Where the coordinator raises the epoch with the end of a transaction,
+    or to fence its producer, the decision has the next epoch. If none names the partition, those of
+    the epoch itself count where they are all the same.
     """
-    begun = [
-        place
-        for place, entry in enumerate(entries)
-        if (entry.producer, entry.epoch, entry.state) == (producer, epoch, State.ONGOING)
+    writer, place = one.writer, (one.topic, one.partition)
+    decided = [
+        entry
+        for entry in entries
+        if entry.state in (State.PREPARE_COMMIT, State.PREPARE_ABORT)
+        and entry.producer == writer.producer
+        and entry.epoch in (writer.epoch, writer.epoch + 1)
     ]
-    if not begun:
+    named = [entry.state for entry in decided if place in entry.partitions]
+    own = [entry for entry in decided if entry.epoch == writer.epoch] or decided
+    states = named[-1:] or {entry.state for entry in own}
+    if len(states) != 1:
         return None
-    for entry in entries[begun[-1] + 1 :]:
-        if entry.state in COMMITTED:
-            return True
-        if entry.state in ABORTED:
-            return False
-    return None
+    return State.PREPARE_COMMIT in states
 
 
 def read_entries(bootstrap_servers: str, transactional_id: str) -> list[Entry]:
-    """Read what the coordinator's log says last of a transactional id. Raises KafkaException."""
+    """Read what the coordinator's log says last of a transactional id. Raises KafkaException, also
+    where it cannot be read to its end in time.
+    """
     reader = readers.consumer(bootstrap_servers, "transaction-state")
     try:
         topic = reader.list_topics(TRANSACTION_STATE, READ_S).topics[TRANSACTION_STATE]
@@ -169,11 +193,12 @@ def read_entries(bootstrap_servers: str, transactional_id: str) -> list[Entry]:
         reader.assign([place])
         entries: list[Entry] = []
         position = place.offset
+        until_s = time.monotonic() + READ_S
         while position < end:
-            first = reader.poll(READ_S)
-            if first is None:
-                break
-            for message in (first, *reader.consume(readers.BATCH_MAX, 0)):
+            if time.monotonic() > until_s:
+                text = f"{TRANSACTION_STATE} was read up to {position}, and ends at {end}"
+                raise KafkaException(KafkaTrouble(KafkaTrouble._TIMED_OUT, text))
+            for message in readers.available(reader):
                 if message.error() is None:
                     position = int(message.offset() or 0) + 1
                     entries += entries_in(message.key(), message.value(), transactional_id)
@@ -187,18 +212,25 @@ def entries_in(key: object, value: object, transactional_id: str) -> Iterator[En
     name = transactional_id.encode()
     if key != struct.pack(">hh", 0, len(name)) + name:
         return
-    if isinstance(value, bytes) and len(value) >= HEAD.size:
-        _, producer, epoch, _, state = HEAD.unpack_from(value)
-        yield Entry(producer, epoch, State(state))
+    if not isinstance(value, bytes) or len(value) < HEAD.size:
+        return
+    version, producer, epoch, _, state = HEAD.unpack_from(value)
+    if state not in iter(State):
+        return
+    lists = Schema(("partitions", PARTITIONS if version else PARTITIONS_0))
+    (listed,) = lists.decode(BytesIO(value[HEAD.size :]))
+    partitions = frozenset((topic, n) for topic, numbers, *_ in listed or () for n in numbers)
+    yield Entry(producer, epoch, State(state), partitions)
 
 
 def partition_of(transactional_id: str, partitions: int) -> int:
-    """Return the partition of the coordinator's log: Java's hash of the text, without its sign."""
+    """Return the partition of the coordinator's log: the absolute value of Java's hash of the text,
+    where the smallest integer counts as 0."""
     code = 0
-    units = transactional_id.encode("utf-16-be")
-    for (unit,) in struct.iter_unpack(">H", units):
+    for (unit,) in struct.iter_unpack(">H", transactional_id.encode("utf-16-be")):
         code = (31 * code + unit) & 0xFFFF_FFFF
-    return (code & 0x7FFF_FFFF) % partitions
+    signed = code - (1 << 32) if code >= 1 << 31 else code
+    return 0 if signed == -(1 << 31) else abs(signed) % partitions
 
 
 async def _hanging(
@@ -212,13 +244,19 @@ async def _hanging(
             leader = client.cluster.leader_for_partition(TopicPartition(topic, partition))
             if leader is not None and leader >= 0:
                 asked[leader][topic].append(partition)
+            else:
+                log.warning("%s-%d has no leader: what hangs there is not seen", topic, partition)
+    requests = (client.send(n, DescribeProducersRequest([*p.items()])) for n, p in asked.items())
+    answers = await asyncio.gather(*requests, return_exceptions=True)
     found = []
-    for leader, places in asked.items():
-        answer = await client.send(leader, DescribeProducersRequest([*places.items()]))
+    for leader, answer in zip(asked, answers, strict=True):
+        if isinstance(answer, BaseException):
+            log.warning("broker %d does not say what hangs on it: %r", leader, answer)
+            continue
         for topic, partitions, _ in answer.topics:
             for partition, error, _, active, _ in partitions:
                 if error:
-                    log.info("%s-%d: who writes there is not told: %d", topic, partition, error)
+                    log.warning("%s-%d: who writes there is not told: %d", topic, partition, error)
                 for one in active:
                     writer = Writer(*one[:-1])
                     if writer.hangs(producer, epoch):

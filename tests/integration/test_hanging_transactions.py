@@ -15,14 +15,7 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.structs import TopicPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewTopic,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.hanging_transactions import read_entries
@@ -31,27 +24,22 @@ from coordinator.kafka.readers import watermarks, written_end
 from coordinator.kafka.topics import COMMIT, DDL_REPLIES, topic_name, transactional_id
 from tests.integration.cluster import Cluster, read_partition, value_of
 
-VERIFICATION = "transaction.partition.verification.enable"
+UNVERIFIED = {
+    "transaction.partition.verification.enable": "false",
+    "transaction.state.log.num.partitions": "50",
+}
+"""The number of partitions is Kafka's default; an embedded broker has one."""
+
 SETTINGS = {"transaction.timeout.ms": 20_000}
+NEGATIVE, POSITIVE = "abc.master", "abc"
+"""Transactional ids, by the sign of Java's hash."""
 
 
 @pytest.fixture(scope="module")
-def servers(broker: Broker) -> Iterator[str]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A broker that does not verify what belongs to a transaction."""
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-    (number,) = admin.list_topics(timeout=30).brokers
-    _configure(admin, number, ConfigEntry(VERIFICATION, "false", incremental_operation=SET))
-    yield broker.bootstrap_servers
-    _configure(admin, number, ConfigEntry(VERIFICATION, None, incremental_operation=DELETE))
-
-
-SET, DELETE = AlterConfigOpType.SET, AlterConfigOpType.DELETE
-
-
-def _configure(admin: AdminClient, number: int, entry: ConfigEntry) -> None:
-    resource = ConfigResource(ResourceType.BROKER, str(number), incremental_configs=[entry])
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(30)
+    with Broker(tmp_path_factory.mktemp("kafka"), settings=UNVERIFIED) as running:
+        yield running.bootstrap_servers
 
 
 def hang(
@@ -117,14 +105,16 @@ def test_what_others_have_open_is_left_alone(servers: str) -> None:
     assert [value_of(message) for message in read_partition(servers, name)] == [b"under way"]
 
 
-def test_the_coordinators_log_tells_each_step(servers: str) -> None:
-    name = f"hanging-{uuid.uuid4().hex[:8]}"
+@pytest.mark.parametrize("name", [NEGATIVE, POSITIVE])
+def test_the_coordinators_log_tells_each_step(servers: str, name: str) -> None:
     admin = AdminClient({"bootstrap.servers": servers})
     for made in admin.create_topics([NewTopic(name, 1, 1)]).values():
         made.result(30)
     hang(servers, name, ended=[name], hanging=(), committed=True)
-    states = [entry.state.name for entry in read_entries(servers, name)]
+    entries = read_entries(servers, name)
+    states = [entry.state.name for entry in entries]
     assert states == ["EMPTY", "ONGOING", "PREPARE_COMMIT", "COMPLETE_COMMIT"]
+    assert entries[2].partitions == {(name, 0)}
 
 
 def test_a_cluster_goes_on_although_its_log_hangs(servers: str, tmp_path: Path) -> None:

@@ -810,8 +810,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what-hangs-is-aborted-whatever-was-decided",
         HANGING,
-        "        if entry.state in COMMITTED:\n            return True\n",
-        "        if entry.state in COMMITTED:\n            return False\n",
+        "    return State.PREPARE_COMMIT in states\n",
+        "    return False\n",
         "tests/integration/test_hanging_transactions.py",
     ),
     Mutant(
@@ -822,10 +822,24 @@ MUTANTS: tuple[Mutant, ...] = (
         UNIT_HANGING,
     ),
     Mutant(
+        "the-coordinators-log-is-read-elsewhere",
+        HANGING,
+        "abs(signed) % partitions",
+        "(code & 0x7FFF_FFFF) % partitions",
+        UNIT_HANGING,
+    ),
+    Mutant(
+        "who-wrote-elsewhere-decides",
+        HANGING,
+        " if place in entry.partitions]",
+        "]",
+        UNIT_HANGING,
+    ),
+    Mutant(
         "an-earlier-transaction-of-the-epoch-decides",
         HANGING,
-        "entries[begun[-1] + 1 :]",
-        "entries[begun[0] + 1 :]",
+        "named[-1:] or {",
+        "named[:1] or {",
         UNIT_HANGING,
     ),
     Mutant(

@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.kafka.hanging_transactions import (
     Entry,
+    Hanging,
     State,
     Writer,
     decision,
@@ -16,38 +17,48 @@ from coordinator.kafka.hanging_transactions import (
 )
 
 P, E = 6, 43
-BEGUN = Entry(P, E, State.ONGOING)
-NEXT = Entry(P, E + 2, State.EMPTY)
+PLACE = ("c.commit", 0)
+HANGING = Hanging(*PLACE, 1, Writer(P, E, 0, 0, 0, 2_878))
+BEGUN = Entry(P, E, State.ONGOING, frozenset({PLACE}))
+COMMIT, ABORT = State.PREPARE_COMMIT, State.PREPARE_ABORT
 
 
-def said(state: State, *, epoch: int = E) -> Entry:
-    return Entry(P, epoch, state)
+def said(state: State, *places: tuple[str, int], epoch: int = E, producer: int = P) -> Entry:
+    return Entry(producer, epoch, state, frozenset(places))
 
 
 @pytest.mark.parametrize(
     ("entries", "committed"),
     [
-        ([BEGUN, said(State.PREPARE_COMMIT), said(State.COMPLETE_COMMIT), NEXT], True),
-        ([BEGUN, said(State.PREPARE_ABORT), said(State.COMPLETE_ABORT), NEXT], False),
-        # An earlier one of the same epoch says nothing of the last one.
-        ([BEGUN, said(State.COMPLETE_COMMIT), BEGUN, BEGUN, said(State.PREPARE_ABORT)], False),
-        ([BEGUN, said(State.COMPLETE_ABORT), BEGUN, BEGUN, said(State.PREPARE_COMMIT)], True),
+        ([BEGUN, said(COMMIT, PLACE), said(State.COMPLETE_COMMIT)], True),
+        ([BEGUN, said(ABORT, PLACE), said(State.COMPLETE_ABORT)], False),
+        # Those that did not write there say nothing of it.
+        ([said(ABORT, PLACE), said(COMMIT, ("c.history", 0)), said(COMMIT)], False),
+        ([said(COMMIT, PLACE), said(ABORT, ("c.commit", 1)), said(ABORT)], True),
+        # Nor does an earlier one.
+        ([said(COMMIT, PLACE), said(ABORT, PLACE)], False),
         # The producer was fenced, or the end has raised its epoch.
-        ([BEGUN, said(State.PREPARE_EPOCH_FENCE, epoch=E + 1)], False),
-        ([BEGUN, said(State.PREPARE_COMMIT, epoch=E + 1)], True),
-        # Later epochs do not count, where the end is known.
-        ([BEGUN, said(State.PREPARE_ABORT), said(State.PREPARE_COMMIT, epoch=E + 2)], False),
+        ([BEGUN, said(ABORT, PLACE, epoch=E + 1)], False),
+        ([BEGUN, said(COMMIT, PLACE, epoch=E + 1)], True),
+        # Other epochs and producers do not count.
+        ([said(ABORT, PLACE), said(COMMIT, PLACE, epoch=E + 2)], False),
+        ([said(COMMIT, PLACE), said(ABORT, PLACE, epoch=E - 1)], True),
+        ([said(COMMIT, PLACE, producer=P + 1)], None),
+        # Nobody says that it wrote there: all of the epoch must have gone the same way.
+        ([said(COMMIT), said(COMMIT)], True),
+        ([said(ABORT)], False),
+        ([said(COMMIT), said(ABORT)], None),
+        ([said(COMMIT), said(ABORT, epoch=E + 1)], True),
         # Nobody knows.
         ([], None),
         ([BEGUN], None),
-        ([NEXT], None),
-        ([Entry(P + 1, E, State.ONGOING), said(State.COMPLETE_COMMIT)], None),
+        ([said(State.COMPLETE_COMMIT)], None),
     ],
 )
-def test_the_coordinators_log_tells_what_became_of_the_last_transaction(
+def test_the_coordinators_log_tells_what_became_of_a_transaction(
     entries: list[Entry], committed: bool | None
 ) -> None:
-    assert decision(entries, P, E) is committed
+    assert decision(entries, HANGING) is committed
 
 
 @pytest.mark.parametrize(
@@ -68,10 +79,22 @@ def test_only_an_open_transaction_of_an_earlier_epoch_hangs(writer: Writer, hang
 
 def test_a_record_of_the_coordinators_log_is_read_in_all_its_versions() -> None:
     key = struct.pack(">hh", 0, 3) + b"c.m"
-    for version, rest in ((0, b"\0" * 20), (1, b"\1" * 30)):
-        value = struct.pack(">hqhib", version, P, E, 20_000, 2) + rest
-        assert [*entries_in(key, value, "c.m")] == [Entry(P, E, State.PREPARE_COMMIT)]
+    first = struct.pack(">ih", 1, 8) + b"c.commit" + struct.pack(">iii", 2, 0, 3)
+    since = b"\2\x09c.commit\3" + struct.pack(">ii", 0, 3) + b"\0"
+    wanted = Entry(P, E, State.PREPARE_COMMIT, frozenset({("c.commit", 0), ("c.commit", 3)}))
+    for version, listed in ((0, first), (1, since)):
+        value = struct.pack(">hqhib", version, P, E, 20_000, 2) + listed + b"\1" * 20
+        assert [*entries_in(key, value, "c.m")] == [wanted]
         assert not [*entries_in(key, value, "c.master")]
+    for version, none in (
+        (0, struct.pack(">i", -1)),
+        (0, struct.pack(">i", 0)),
+        (1, b"\0"),
+        (1, b"\1"),
+    ):
+        value = struct.pack(">hqhib", version, P, E, 20_000, 0) + none + b"\1" * 20
+        assert [*entries_in(key, value, "c.m")] == [Entry(P, E, State.EMPTY)]
+    assert not [*entries_in(key, struct.pack(">hqhib", 1, P, E, 20_000, 99) + b"\0", "c.m")]
     assert not [*entries_in(key, None, "c.m")]
     assert not [*entries_in(key, b"\0\1", "c.m")]
     assert not [*entries_in(None, b"", "c.m")]
@@ -83,8 +106,8 @@ def test_a_record_of_the_coordinators_log_is_read_in_all_its_versions() -> None:
         ("abc", 96_354 % 50),
         ("polygenelubricants", 0),
         ("", 0),
-        ("t3637de41.master", 37),
-        ("größe.master", 1),
+        ("t3637de41.master", 11),
+        ("größe.master", 47),
     ],
 )
 def test_a_transactional_id_has_the_partition_that_java_gives_it(name: str, partition: int) -> None:
