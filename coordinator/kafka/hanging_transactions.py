@@ -10,8 +10,8 @@ offset stays where it is, and whoever reads committed records waits for ever.
 Who has initialised a transactional id knows that no transaction of an earlier epoch is under way:
 Kafka answers when it has ended them all. One that is still open hangs. It is ended as the
 coordinator decided, which the coordinator's own log, `__transaction_state`, tells: other partitions
-may have their markers, and what belongs together must not differ. Kafka's requests for this are
-those of its tool `kafka-transactions`; the Python clients do not have them.
+may have their markers, and what belongs together must not differ. The requests are those of Kafka's
+tool `kafka-transactions`.
 """
 
 from __future__ import annotations
@@ -24,29 +24,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from aiokafka import errors
 from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import KafkaError, for_code
-from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import (
-    Array,
-    Boolean,
-    CompactArray,
-    CompactString,
-    Int16,
-    Int32,
-    Int64,
-    Schema,
-    String,
-    TaggedFields,
-)
-from aiokafka.structs import TopicPartition
-from confluent_kafka import KafkaError as KafkaTrouble
-from confluent_kafka import KafkaException
-from confluent_kafka import TopicPartition as Place
+from aiokafka.protocol.types import Array, CompactArray, Int32, Schema, String
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from coordinator.kafka import readers
+from coordinator.kafka.requests import DescribeProducersRequest, WriteTxnMarkersRequest, by_topic
 
 log = logging.getLogger("coordinator")
 
@@ -57,9 +43,7 @@ of anybody five."""
 
 READ_S = 3.0
 PARTITIONS_0 = Array(("topic", String("utf-8")), ("partitions", Array(Int32)))
-PARTITIONS = CompactArray(
-    ("topic", CompactString("utf-8")), ("partitions", CompactArray(Int32)), ("tags", TaggedFields)
-)
+PARTITIONS = by_topic(CompactArray(Int32))
 """How a record lists partitions: in its first version, and since."""
 
 HEAD = struct.Struct(">hqhib")
@@ -144,7 +128,7 @@ async def end_hanging(
             continue
         try:
             await _end(client, one, committed)
-        except KafkaError as error:
+        except errors.KafkaError as error:
             log.error("a transaction hangs on %s, and cannot be ended: %r", where, error)
             continue
         ended += 1
@@ -187,7 +171,7 @@ def read_entries(bootstrap_servers: str, transactional_id: str) -> list[Entry]:
         if not topic.partitions:
             return []
         partition = partition_of(transactional_id, len(topic.partitions))
-        place = Place(TRANSACTION_STATE, partition)
+        place = TopicPartition(TRANSACTION_STATE, partition)
         low, end = readers.bounds(reader, place, READ_S)
         place.offset = max(low, end - LAST)
         reader.assign([place])
@@ -197,7 +181,7 @@ def read_entries(bootstrap_servers: str, transactional_id: str) -> list[Entry]:
         while position < end:
             if time.monotonic() > until_s:
                 text = f"{TRANSACTION_STATE} was read up to {position}, and ends at {end}"
-                raise KafkaException(KafkaTrouble(KafkaTrouble._TIMED_OUT, text))
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, text))
             for message in readers.available(reader):
                 if message.error() is None:
                     position = int(message.offset() or 0) + 1
@@ -246,7 +230,7 @@ async def _hanging(
                 asked[leader][topic].append(partition)
             else:
                 log.warning("%s-%d has no leader: what hangs there is not seen", topic, partition)
-    requests = (client.send(n, DescribeProducersRequest([*p.items()])) for n, p in asked.items())
+    requests = (client.send(n, DescribeProducersRequest(p)) for n, p in asked.items())
     answers = await asyncio.gather(*requests, return_exceptions=True)
     found = []
     for leader, answer in zip(asked, answers, strict=True):
@@ -266,162 +250,14 @@ async def _hanging(
 
 async def _end(client: AIOKafkaClient, one: Hanging, committed: bool) -> None:
     """Write the marker that is missing. Raises KafkaError of aiokafka."""
-    writer = one.writer
-    topics: list[Any] = [(one.topic, [one.partition], {})]
+    topic, partition, leader, writer = one
     epoch = max(0, writer.coordinator_epoch)
-    marker: tuple[Any, ...] = (writer.producer, writer.epoch, committed, topics, epoch, {})
-    answer = await client.send(one.leader, WriteTxnMarkersRequest([marker]))
+    request = WriteTxnMarkersRequest(
+        topic, partition, writer.producer, writer.epoch, epoch, committed=committed
+    )
+    answer = await client.send(leader, request)
     for _, ended, _ in answer.markers:
         for _, partitions, _ in ended:
             for _, error, _ in partitions:
                 if error:
-                    raise for_code(error)(f"the marker for {one.topic}-{one.partition}")
-
-
-# -- Kafka's requests, which the clients do not have ---------------------------------------------
-
-
-class DescribeProducersAnswer(Response):  # type: ignore[misc]
-    """Who writes to partitions, and since when a transaction is open there."""
-
-    API_KEY = 61
-    API_VERSION = 0
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "topics",
-            CompactArray(
-                ("name", CompactString("utf-8")),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("partition", Int32),
-                        ("error_code", Int16),
-                        ("error_message", CompactString("utf-8")),
-                        (
-                            "active",
-                            CompactArray(
-                                ("producer", Int64),
-                                ("epoch", Int32),
-                                ("last_sequence", Int32),
-                                ("last_timestamp", Int64),
-                                ("coordinator_epoch", Int32),
-                                ("transaction_begins", Int64),
-                                ("tags", TaggedFields),
-                            ),
-                        ),
-                        ("tags", TaggedFields),
-                    ),
-                ),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("tags", TaggedFields),
-    )
-
-
-class DescribeProducersStruct(RequestStruct):  # type: ignore[misc]
-    """Asks the leader of partitions."""
-
-    API_KEY = 61
-    API_VERSION = 0
-    FLEXIBLE_VERSION = True
-    RESPONSE_TYPE = DescribeProducersAnswer
-    SCHEMA = Schema(
-        (
-            "topics",
-            CompactArray(
-                ("name", CompactString("utf-8")),
-                ("partitions", CompactArray(Int32)),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("tags", TaggedFields),
-    )
-
-
-class DescribeProducersRequest(Request[DescribeProducersStruct]):  # type: ignore[misc]
-    """The same in the version that a broker knows."""
-
-    API_KEY = 61
-
-    def __init__(self, places: Sequence[tuple[str, Sequence[int]]]) -> None:
-        """`places` are partitions by topic."""
-        self._places = places
-
-    def build(self, request_struct_class: type[RequestStruct]) -> DescribeProducersStruct:
-        return DescribeProducersStruct([(t, [*p], {}) for t, p in self._places], {})
-
-
-class WriteTxnMarkersAnswer(Response):  # type: ignore[misc]
-    """What became of each marker."""
-
-    API_KEY = 27
-    API_VERSION = 1
-    SCHEMA = Schema(
-        (
-            "markers",
-            CompactArray(
-                ("producer", Int64),
-                (
-                    "topics",
-                    CompactArray(
-                        ("name", CompactString("utf-8")),
-                        (
-                            "partitions",
-                            CompactArray(
-                                ("partition", Int32),
-                                ("error_code", Int16),
-                                ("tags", TaggedFields),
-                            ),
-                        ),
-                        ("tags", TaggedFields),
-                    ),
-                ),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("tags", TaggedFields),
-    )
-
-
-class WriteTxnMarkersStruct(RequestStruct):  # type: ignore[misc]
-    """Asks the leader of partitions to write markers."""
-
-    API_KEY = 27
-    API_VERSION = 1
-    FLEXIBLE_VERSION = True
-    RESPONSE_TYPE = WriteTxnMarkersAnswer
-    SCHEMA = Schema(
-        (
-            "markers",
-            CompactArray(
-                ("producer", Int64),
-                ("epoch", Int16),
-                ("committed", Boolean),
-                (
-                    "topics",
-                    CompactArray(
-                        ("name", CompactString("utf-8")),
-                        ("partitions", CompactArray(Int32)),
-                        ("tags", TaggedFields),
-                    ),
-                ),
-                ("coordinator_epoch", Int32),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("tags", TaggedFields),
-    )
-
-
-class WriteTxnMarkersRequest(Request[WriteTxnMarkersStruct]):  # type: ignore[misc]
-    """The same in the version that a broker knows."""
-
-    API_KEY = 27
-
-    def __init__(self, markers: Sequence[tuple[Any, ...]]) -> None:
-        self._markers = markers
-
-    def build(self, request_struct_class: type[RequestStruct]) -> WriteTxnMarkersStruct:
-        return WriteTxnMarkersStruct([*self._markers], {})
+                    raise errors.for_code(error)(f"the marker for {topic}-{partition}")

@@ -2,8 +2,8 @@
 
 The history of a partition is that of its leader epochs: each leader begins one, where its log ended
 when it began to lead. Who has read further in an epoch than that has read what was lost since (an
-unclean election). No client for Python asks for where epochs end (`OffsetForLeaderEpoch`), so that
-one request is here; all others are confluent-kafka's. Source: KIP-101, KIP-320.
+unclean election). Where epochs end is asked by a request of `requests.py`; all others are
+confluent-kafka's. Source: KIP-101, KIP-320.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import for_code
-from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import Array, Int16, Int32, Int64, Schema, String
 from confluent_kafka import IsolationLevel, TopicCollection, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 from tenacity import Retrying, stop_before_delay, wait_fixed
@@ -32,6 +30,7 @@ from coordinator.kafka.document_topics import (
     TopicFacts,
     answer_of,
 )
+from coordinator.kafka.requests import EpochEndsRequest
 
 T = TypeVar("T")
 
@@ -88,64 +87,6 @@ def vbuuid_of(topic_id: str, partition: int, epoch: int) -> Vbuuid:
     """Return the name of a branch: that of a leader epoch of one partition of one topic."""
     text = f"{topic_id}/{partition}/{epoch}".encode()
     return Vbuuid(int.from_bytes(blake2b(text, digest_size=8).digest(), "big") or 1)
-
-
-class _EpochEndsResponse(Response):  # type: ignore[misc]
-    API_KEY: ClassVar[int] = 23
-    API_VERSION: ClassVar[int] = 3
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "topics",
-            Array(
-                ("topic", String("utf-8")),
-                (
-                    "partitions",
-                    Array(
-                        ("error_code", Int16),
-                        ("partition", Int32),
-                        ("leader_epoch", Int32),
-                        ("end_offset", Int64),
-                    ),
-                ),
-            ),
-        ),
-    )
-
-
-class _EpochEndsRequestV3(RequestStruct):  # type: ignore[misc]
-    API_KEY = 23
-    API_VERSION = 3
-    RESPONSE_TYPE = _EpochEndsResponse
-    SCHEMA = Schema(
-        ("replica_id", Int32),
-        (
-            "topics",
-            Array(
-                ("topic", String("utf-8")),
-                (
-                    "partitions",
-                    Array(
-                        ("partition", Int32),
-                        ("current_leader_epoch", Int32),
-                        ("leader_epoch", Int32),
-                    ),
-                ),
-            ),
-        ),
-    )
-
-
-class _EpochEndsRequest(Request[_EpochEndsRequestV3]):  # type: ignore[misc]
-    """Asks where epochs end: of a consumer (-1), whatever the leader's own epoch is (-1)."""
-
-    API_KEY = 23
-
-    def __init__(self, topic: str, epochs: Mapping[int, int]) -> None:
-        self._topics = [(topic, [(p, -1, epoch) for p, epoch in sorted(epochs.items())])]
-
-    def build(self, request_struct_class: type[_EpochEndsRequestV3]) -> _EpochEndsRequestV3:
-        return request_struct_class(-1, self._topics)
 
 
 class TopicHistories(DocumentTopics):
@@ -307,7 +248,7 @@ class _EpochEnds:
         found: dict[int, tuple[int, int]] = {}
         for leader in sorted({leaders[p] for p in epochs}):
             asked = {p: epoch for p, epoch in epochs.items() if leaders[p] == leader}
-            said = await client.send(leader, _EpochEndsRequest(topic, asked))
+            said = await client.send(leader, EpochEndsRequest(topic, asked))
             for _, answers in said.topics:
                 for error_code, partition, epoch, end in answers:
                     if error_code:

@@ -28,7 +28,7 @@ from coordinator.core.timestamps.shards import WHOLE, BucketShard, shard_of
 from coordinator.kafka.delivery import UNKNOWN, offset_of
 from coordinator.kafka.log_reader import read_to_end
 from coordinator.kafka.settings import plain_settings
-from coordinator.kafka.state_follower import StatusLog
+from coordinator.kafka.state_follower import RENEW_S, StatusLog
 from coordinator.kafka.topics import HEARTBEAT, TICK, topic_name
 from coordinator.runtime.threads import Threads
 from schemas.registry import SchemaError
@@ -41,8 +41,6 @@ SLACK_MS = 5_000
 """So much older than it seems this writer may be: its ticks may have been lost."""
 
 MESSAGE_TIMEOUT_MS = 5_000
-RENEW_S = 15.0
-"""A producer of which nothing has arrived for so long, and for some periods, is made anew."""
 
 ANNOUNCE_S = 5.0
 

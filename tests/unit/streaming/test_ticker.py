@@ -12,10 +12,10 @@ from confluent_kafka import KafkaError, KafkaException
 
 from coordinator.core.model.records import TimestampsHeartbeat
 from coordinator.core.model.stream_records import NOT_SAID, Tick
-from coordinator.kafka.state_follower import StatusLog
+from coordinator.kafka.state_follower import RENEW_S, StatusLog
 from coordinator.runtime.threads import Threads
 from streaming.timestamps import ticker as tickers
-from streaming.timestamps.ticker import RECENT_MS, RENEW_S, Ticker, later_writer
+from streaming.timestamps.ticker import RECENT_MS, Ticker, later_writer
 
 A, B = 7, 8
 NOW_MS, HOUR_MS = 1_790_000_000_000, 3_600_000
