@@ -36,11 +36,13 @@ from coordinator.core.model.records import (
 from coordinator.core.model.types import Cas
 from coordinator.kafka.log_reader import base_in, decode_event
 from coordinator.kafka.producers import DeadLetters, PlainProducer
+from coordinator.kafka.readers import TOGETHER
 from coordinator.kafka.state_follower import (
     CALL_TIMEOUT_S,
     PAUSE_S,
     Link,
     StatusLog,
+    WatchedConsumer,
     ignore,
     wall_ms,
 )
@@ -74,6 +76,10 @@ from indexer_sim.scans.reader import StorageReading
 from schemas.registry import SchemaError
 
 SIZE_PERIOD_S = 2.0
+
+LISTEN_S = 0.05
+"""So long nobody looks whether the master asks for something."""
+
 ACT_S = 0.2
 AWAY_MS_MAX = 12 * HOUR_MS
 """After this long, tombstones past the position may be gone: half of `delete.retention.ms`."""
@@ -524,7 +530,11 @@ class Indexer:
 
 
 class IndexerLink(Link):
-    """The connection of an indexer, which listens to the master, too."""
+    """The connection of an indexer, which listens to the master, too.
+
+    What is on `heartbeat` has a consumer of its own: every process of the cluster writes there, and
+    each record would end a fetch of everything else.
+    """
 
     def __init__(self, options: Options, dead_letters: DeadLetters) -> None:
         super().__init__(
@@ -538,6 +548,8 @@ class IndexerLink(Link):
         self.heartbeat = topic_name(options.cluster, HEARTBEAT)
         self.mutations = topic_name(options.cluster, MUTATIONS)
         self.failover_log = topic_name(options.cluster, FAILOVER_LOG)
+        who = f"indexer-{options.indexer}-heartbeats"
+        self._beats = WatchedConsumer(options.bootstrap_servers, who, **TOGETHER)
 
     def ends(self) -> dict[int, int]:
         """Return where the partitions of `mutations` end now. Raises KafkaException."""
@@ -547,9 +559,9 @@ class IndexerLink(Link):
     def follow(self, position: int, *, with_commit: bool) -> None:
         """Read `statecontext` from `position` on, what comes on `heartbeat`, `failover-log` from
         its start, and `commit`, too, if asked."""
+        self._beats.assign([TopicPartition(self.heartbeat, 0, OFFSET_END)])
         places = [
             TopicPartition(self.topic, 0, position),
-            TopicPartition(self.heartbeat, 0, OFFSET_END),
             *(
                 TopicPartition(self.failover_log, partition, OFFSET_BEGINNING)
                 for partition in range(STREAM_PARTITIONS)
@@ -558,6 +570,19 @@ class IndexerLink(Link):
         if with_commit:
             places.append(TopicPartition(self.commit, 0, self.bounds(self.commit)[0]))
         self.assign(places)
+
+    def read(self, timeout_s: float) -> list[Message]:
+        """Wait for a record of either consumer, and take what has come with it."""
+        end_s = time.monotonic() + timeout_s
+        while True:
+            found = super().read(min(LISTEN_S, max(0.0, end_s - time.monotonic())))
+            found += self._beats.read(0)
+            if found or time.monotonic() >= end_s:
+                return found
+
+    def close(self) -> None:
+        self._beats.client.close()
+        super().close()
 
 
 def _index_in(mutation: Mutation) -> tuple[int, Index | None]:

@@ -29,6 +29,9 @@ TAIL_WAIT_MS = 500
 """Kafka answers as soon as there is something. A reader that also asks for bounds would have its
 question wait behind a fetch; the reader of a tail asks for nothing else."""
 
+TOGETHER = {"fetch.min.bytes": 65_536, "fetch.wait.max.ms": FETCH_WAIT_MS}
+"""Heartbeats may be late by so much: Kafka hands those of all processes over in one answer."""
+
 
 def consumer(bootstrap_servers: str, group: str, **more: Any) -> Consumer:
     """Return a consumer that reads committed records and never moves by itself."""

@@ -35,6 +35,46 @@ FETCH_WAIT_MS = 500
 FETCH_BUFFER_KBYTES = 4_096
 
 
+class WatchedConsumer:
+    """A consumer that tells which topics it has read to their ends, and notices when it stalls."""
+
+    def __init__(self, bootstrap_servers: str, who: str, **more: Any) -> None:
+        """`more` is for the client."""
+        settings = {
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": FETCH_WAIT_MS,
+            "queued.max.messages.kbytes": FETCH_BUFFER_KBYTES,
+            **more,
+        }
+        self.client = consumer(bootstrap_servers, who, **settings)
+        self.stall_detector = StallDetector(self.client)
+        self.ended: set[str] = set()
+        """The topics that were read to an end since the last assignment."""
+
+    def assign(self, places: list[TopicPartition]) -> None:
+        """Read these partitions, from these offsets on, and no others."""
+        self.ended.clear()
+        self.client.assign(places)
+        self.stall_detector.assigned(places)
+
+    def read(self, timeout_s: float) -> list[Message]:
+        """Wait for a record, and take what has come with it. Raises KafkaException."""
+        first = self.client.poll(timeout_s)
+        found: list[Message] = []
+        for message in () if first is None else (first, *self.client.consume(BATCH_MAX, 0)):
+            error = message.error()
+            if error is None:
+                found.append(message)
+                self.stall_detector.note(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self.ended.add(str(message.topic()))
+                self.stall_detector.note(message)
+            elif not passes_by_itself(error):
+                raise KafkaException(error)
+        self.stall_detector.check()
+        return found
+
+
 class Link:
     """One connection to Kafka: a consumer, a producer, and what they are used for."""
 
@@ -52,18 +92,11 @@ class Link:
         `statecontext` is always one of them. `dead_letters` wait here, and for the next connection.
         """
         self.topic = topic_name(cluster, STATECONTEXT)
-        self.at_end = False
         self._servers = bootstrap_servers
         self._cluster = cluster
         self._needed = {topic_name(cluster, name) for name in topics} | {self.topic}
-        settings = {
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": FETCH_WAIT_MS,
-            "queued.max.messages.kbytes": FETCH_BUFFER_KBYTES,
-            **more,
-        }
-        self._consumer = consumer(bootstrap_servers, who, **settings)
-        self._stall_detector = StallDetector(self._consumer)
+        self._reader = WatchedConsumer(bootstrap_servers, who, **more)
+        self._consumer = self._reader.client
         self._dead_letters = dead_letters
         self._producer: PlainProducer | None = None
 
@@ -89,33 +122,21 @@ class Link:
 
     def reached(self, topic: str) -> dict[int, int]:
         """Return up to which offset each partition was read, of those that have said something."""
-        return self._stall_detector.reached(topic)
+        return self._reader.stall_detector.reached(topic)
+
+    @property
+    def at_end(self) -> bool:
+        """Tell whether `statecontext` was read to its end since the last assignment."""
+        return self.topic in self._reader.ended
 
     def assign(self, places: list[TopicPartition]) -> None:
         """Read these partitions, from these offsets on, and no others."""
-        self.at_end = False
-        self._consumer.assign(places)
-        self._stall_detector.assigned(places)
+        self._reader.assign(places)
 
     def read(self, timeout_s: float) -> list[Message]:
         """Wait for a record, and take what has come with it. Raises KafkaException."""
-        first = self._consumer.poll(timeout_s)
+        found = self._reader.read(timeout_s)
         self._serve()
-        if first is None:
-            self._stall_detector.check()
-            return []
-        found: list[Message] = []
-        for message in (first, *self._consumer.consume(BATCH_MAX, 0)):
-            error = message.error()
-            if error is None:
-                found.append(message)
-                self._stall_detector.note(message)
-            elif error.code() == KafkaError._PARTITION_EOF:
-                self.at_end = self.at_end or message.topic() == self.topic
-                self._stall_detector.note(message)
-            elif not passes_by_itself(error):
-                raise KafkaException(error)
-        self._stall_detector.check()
         return found
 
     def _serve(self) -> None:

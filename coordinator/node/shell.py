@@ -40,7 +40,7 @@ from coordinator.kafka.history_log import HistoryLog
 from coordinator.kafka.history_retention import HistoryRetention
 from coordinator.kafka.log_reader import decoded
 from coordinator.kafka.producers import PlainProducer, TransactionalProducer
-from coordinator.kafka.readers import BEGINNING, END, LogProbe, TailReader, watermarks
+from coordinator.kafka.readers import BEGINNING, END, TOGETHER, LogProbe, TailReader, watermarks
 from coordinator.kafka.stability_log import StabilityLog
 from coordinator.kafka.state_sources import SnapshotLost, Sources
 from coordinator.kafka.topics import (
@@ -72,9 +72,6 @@ R = TypeVar("R")
 log = logging.getLogger("coordinator")
 
 TICK_S = 0.05
-
-TOGETHER = {"fetch.min.bytes": 65_536, "fetch.wait.max.ms": 100}
-"""Heartbeats may be late by so much: Kafka hands those of all processes over in one answer."""
 
 AWAY_PAUSE_S = 0.2
 DDL_PAUSE_S = 0.01

@@ -42,7 +42,7 @@ from coordinator.core.model import digest as digests
 from coordinator.core.model.records import DdlReply, Event
 from coordinator.embedded.children import READY, TIMESTAMPS, timestamps_argv
 from coordinator.embedded.ports import LOOPBACK
-from coordinator.embedded.processes import end, spawn
+from coordinator.embedded.processes import end
 from coordinator.kafka.history_archive import GONE
 from coordinator.kafka.log_reader import read_events
 from coordinator.kafka.readers import consumer
@@ -54,6 +54,7 @@ from coordinator.kafka.topics import (
     topic_name,
 )
 from coordinator.node.store import Store
+from tests.integration.preloaded import PRELOADED, Spawned
 from tests.support.ports import reserve_port
 
 T = TypeVar("T")
@@ -141,7 +142,7 @@ class Child:
         self.name = name
         self.folder = folder
         self.log = logs / f"{name}.log"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Spawned | None = None
 
     def argv(self) -> list[str]:
         raise NotImplementedError
@@ -149,7 +150,7 @@ class Child:
     def start(self) -> None:
         assert not self.runs, f"{self.name} runs already"
         with self.log.open("ab") as output:
-            self.process = spawn([*self.prefix, *self.argv(), *self.more], output=output)
+            self.process = PRELOADED.spawn([*self.prefix, *self.argv(), *self.more], output=output)
 
     @property
     def runs(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import resource
 import signal
-import subprocess
 import sys
 import time
 import uuid
@@ -36,6 +35,7 @@ from coordinator.kafka.topics import (
     ensure_topics,
     topic_name,
 )
+from tests.integration.preloaded import PRELOADED
 from tests.support.indexes import make_index
 
 DEADLINE_S = 90.0
@@ -196,7 +196,7 @@ class Process:
         argv += ["--zone", "z1", "--heartbeat-ms", "100", *more.pop("arguments", ())]
         self.stderr_path = log or folder.with_name(f"{folder.name}.stderr")
         with self.stderr_path.open("ab") as stderr:
-            self.process = subprocess.Popen(argv, stderr=stderr, stdin=subprocess.DEVNULL, **more)
+            self.process = PRELOADED.spawn(argv, output=stderr, **more)
 
     @property
     def said(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 import httpx
 
 from tests.integration.cluster import LINES
+from tests.integration.preloaded import PRELOADED, Spawned
 from tests.support.kv_follower import Documents, Follower
 
 DEADLINE_S = 90.0
@@ -39,7 +39,7 @@ class KvProcess:
         self.folder = folder
         self.nodes = nodes
         self.url = ""
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Spawned | None = None
         self.http = httpx.Client()
 
     def start(self) -> KvProcess:
@@ -48,7 +48,7 @@ class KvProcess:
         port = self.url.rpartition(":")[2] or "0"
         argv = [sys.executable, "-m", "projector_sim", "kv", "--data-dir", str(self.folder)]
         argv += ["--port", port, "--nodes", str(self.nodes), "--announce-file", str(announce)]
-        self.process = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
+        self.process = PRELOADED.spawn(argv)
         until("the store answers", announce.exists)
         self.url = json.loads(announce.read_text())["kv"]
         self.http.close()

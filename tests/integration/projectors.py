@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -50,6 +49,7 @@ from coordinator.kafka.topics import SYNC as SYNC_TOPIC
 from coordinator.language.expressions import compile_index
 from tests.integration.cluster import LINES
 from tests.integration.indexer_process import DEADLINE_S, Cluster, until
+from tests.integration.preloaded import PRELOADED
 from tests.support.indexes import make_index
 from tests.support.items import told
 
@@ -104,7 +104,7 @@ class Store:
         self._announce = folder.with_name(f"{folder.name}.json")
         argv = [sys.executable, "-m", "projector_sim", "kv", "--port", "0", "--nodes", str(nodes)]
         argv += ["--data-dir", str(folder), "--announce-file", str(self._announce)]
-        self.process = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
+        self.process = PRELOADED.spawn(argv)
         self.url = json.loads(until("the store answers", self._announced))["kv"]
         self.client = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
 
@@ -156,7 +156,7 @@ class ProjectorProcess:
         argv += ["--cluster", cluster.name, "--bootstrap-servers", cluster.bootstrap_servers]
         argv += ["--kv", kv, "--heartbeat-ms", "100"]
         with log.open("ab") as stderr:
-            self.process = subprocess.Popen(argv, stderr=stderr, stdin=subprocess.DEVNULL)
+            self.process = PRELOADED.spawn(argv, output=stderr)
 
     @property
     def said(self) -> str:
