@@ -9,7 +9,8 @@ from coordinator.core.model.vectors import Numbers
 
 FEW = 16
 """So many connections send SYNCs at a time at most, usually."""
-DENSE_MAX = 2**24
+SPARSE = 4
+"""With more numbers than so many a row, sorting the rows is quicker than looking at each number."""
 
 
 def firsts(*keys: NDArray[np.int64] | Numbers) -> NDArray[np.bool_]:
@@ -28,7 +29,7 @@ def grouped(
     wide = _numbered(connections) * size + vbuckets
     if not len(wide):
         return wide, 0
-    if wide.max() > DENSE_MAX:
+    if wide.max() > SPARSE * len(wide):
         found, places = np.unique(wide, return_inverse=True)
         return places, len(found)
     used = np.zeros(int(wide.max()) + 1, np.bool_)

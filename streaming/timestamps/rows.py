@@ -491,7 +491,8 @@ class _Part(NamedTuple):
     def reduced(self) -> _Part:
         """Return the SYNCs that say everything."""
         rows = self.rows
-        apart = rows.columns._replace(vbucket=self.code * ANY_VBUCKETS + rows.vbucket)
+        width = int(rows.vbucket.max(initial=0)) + 1
+        apart = rows.columns._replace(vbucket=self.code * width + rows.vbucket)
         return self.only(latest(apart, rows.offset, rows.partition))
 
 

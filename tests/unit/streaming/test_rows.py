@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +59,10 @@ def table(rows: Sequence[Row]) -> pa.Table:
     """Return a table of several chunks, as Spark's tasks make them."""
     chunks = [list(rows[begin : begin + 5]) for begin in range(0, len(rows), 5)]
     return pa.concat_tables([pa.Table.from_pylist(chunk, RECORDS) for chunk in chunks or [[]]])
+
+
+def batch(rows: Sequence[Row]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(list(rows), RECORDS)
 
 
 def as_lists(rows: Rows) -> Any:
@@ -221,6 +226,23 @@ def test_a_task_keeps_no_more_than_it_has_to(monkeypatch: pytest.MonkeyPatch) ->
     found = rows_of(pa.Table.from_batches([made], RECORDS), {})
     assert found.count == 100
     assert [one.offset.tolist() for one in found.syncs] == [[99]]
+
+
+def test_putting_parts_together_takes_room_for_what_is_there_not_for_what_could_be() -> None:
+    """Of some buckets, each with a few of its vbuckets, and those with the highest numbers."""
+    rows = [
+        sync_row(0, number, f"b{number % 4}", vbucket=1_000 + number % 7, connection=number % 3)
+        for number in range(400)
+    ]
+    made = [part for half in (rows[:200], rows[200:]) for part in partials([batch(half)], {})]
+    together = pa.Table.from_batches(made, RECORDS)
+    rows_of(together, {})
+    tracemalloc.start()
+    found = rows_of(together, {})
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found.syncs) == 4
+    assert most < 1_000 * len(rows)
 
 
 def test_a_sync_whose_numbers_cannot_be_is_a_raw_row() -> None:
