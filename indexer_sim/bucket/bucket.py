@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rocksdict import WriteBatch
 
@@ -69,7 +69,7 @@ from indexer_sim.bucket.entries import (
 from indexer_sim.bucket.progress import VbucketProgress
 from indexer_sim.bucket.settlement import Settlement
 from indexer_sim.bucket.sizes import Sizes
-from indexer_sim.bucket.snapshots import Stable, Timeline, Wanted
+from indexer_sim.bucket.snapshots import Stable, Timeline, Wanted, whole_at
 from indexer_sim.bucket.tracker import Change, Mark, Tracker
 
 SHARD_BITS = 48
@@ -97,6 +97,16 @@ class Published:
     taken: tuple[GenerationTaken, ...] = ()
     rollback: int = 0
     recovering: bool = False
+
+
+class Earlier(NamedTuple):
+    """A bucket as a checkpoint has it: a database that can take the place of the present one."""
+
+    about: About
+    opened: Callable[[], Bucket]
+    """Returns it, with what is in it. Raises StorageError."""
+    take_place: Callable[[], None]
+    """Makes its database that of the bucket. Raises StorageError."""
 
 
 class Bucket:
@@ -322,24 +332,14 @@ class Bucket:
         """Delete these slices and give their space back."""
         batch = WriteBatch(raw_mode=True)
         left = self.slices[index_id] - numbers
-        for number in numbers:
-            batch.delete(SLICE + SLICE_KEY.pack(index_id, number))
         if left:
             ranges = [slice_range(index_id, number) for number in sorted(numbers)]
-            for begin, end in ranges:
-                batch.delete_range(begin, end)
-            self.back_index.is_unswept(batch)
-            for number in numbers:
-                batch.delete(SIZE + SLICE_KEY.pack(index_id, number))
+            self.put_release(batch, index_id, numbers)
         else:
             ranges = list(contents_of(index_id))
-            _empty(batch, index_id)
-            had_entries = self.sizes.has_entries(index_id)
-            self.back_index.end(batch, index_id, had_entries=had_entries)
-            batch.delete(SHARD + INDEX_KEY.pack(index_id))
+            self.put_end(batch, index_id)
         with self._remade():
             self.write(batch, sync=True)
-            self.sizes.forget(index_id, numbers)
             if left:
                 self.slices[index_id] = left
             else:
@@ -349,6 +349,26 @@ class Bucket:
                 self.publish()
         for begin, end in ranges:
             self.database.empty(begin, end)
+
+    def put_release(self, batch: Any, index_id: int, numbers: Slices) -> None:
+        """Put into a batch that some slices of an index go, and others stay."""
+        for number in numbers:
+            batch.delete(SLICE + SLICE_KEY.pack(index_id, number))
+            batch.delete_range(*slice_range(index_id, number))
+            batch.delete(SIZE + SLICE_KEY.pack(index_id, number))
+        if numbers:
+            self.back_index.is_unswept(batch)
+        self.sizes.forget(index_id, numbers)
+
+    def put_end(self, batch: Any, index_id: int) -> None:
+        """Put into a batch that all slices of an index go."""
+        for number in self.slices[index_id]:
+            batch.delete(SLICE + SLICE_KEY.pack(index_id, number))
+        _empty(batch, index_id)
+        had_entries = self.sizes.has_entries(index_id)
+        self.back_index.end(batch, index_id, had_entries=had_entries)
+        self.sizes.forget(index_id)
+        batch.delete(SHARD + INDEX_KEY.pack(index_id))
 
     # -- entries -----------------------------------------------------------------------------
 
@@ -379,11 +399,12 @@ class Bucket:
         with self._remade():
             self.write(batch, sync=False)
 
-    def roll_back(self, rollback: Rollback) -> str:
+    def roll_back(self, rollback: Rollback, earlier: Iterable[Earlier] = ()) -> str:
         """Go back to what the store still has; say to where. Raises StorageError.
 
-        That is the newest snapshot that has nothing of what was lost, else nothing at all. Who has
-        applied nothing of it stays where he is. Nothing that was sent before counts after this.
+        That is the newest snapshot that has nothing of what was lost; without one in memory, the
+        first of `earlier` like that; else nothing at all. Who has applied nothing of it stays where
+        he is. Nothing that was sent before counts after this.
         """
         if rollback.number <= self.rolled_back:
             return ""
@@ -394,6 +415,9 @@ class Bucket:
         lost, said = tracker.lost(rollback), "nothing that was lost was held"
         if lost:
             way = self.timeline.way_back(lost, tracker)
+            for one in earlier if way is None else ():
+                if self._is_below(one.about, lost) and self._go_back_to(one, rollback, in_use):
+                    return f"back to timestamp {one.about.number}, from a checkpoint"
             stable, undone = way if way is not None else (None, [])
             whole = self.indexes_whole_at(stable)
             back = [change for change in undone if change.index_id in whole]
@@ -421,6 +445,75 @@ class Bucket:
             self.lost = self._lost_of(self._histories)
             self.publish()
         return said
+
+    def _is_below(self, about: About, left: Mapping[int, int]) -> bool:
+        """Tell whether a checkpoint has nothing of these vbuckets beyond what is left of them."""
+        seqnos = about.vector.seqnos
+        is_known = about.number > 0 and len(seqnos) == self.tracker.vbuckets
+        return is_known and all(seqnos[vbucket] <= seqno for vbucket, seqno in left.items())
+
+    def _go_back_to(self, one: Earlier, rollback: Rollback, in_use: frozenset[int]) -> bool:
+        """Go back to a checkpoint. False: it cannot be read; no index of now was whole there; or it
+        was made before another rollback, which may have rejected it.
+
+        What is held of slices, and how far `mutations` were read, is as now.
+        """
+        try:
+            then = one.opened()
+        except StorageError:
+            return False
+        tracker = self.tracker
+        vector = one.about.vector
+        built = whole_at(vector.seqnos.tolist(), then.tracker)
+        whole = frozenset(i for i, build in built.items() if self._has(i, then.shards[i], build))
+        if then.rolled_back != self.rolled_back or not whole:
+            return False
+        self.stale = True  # What is known counts once the other database is here.
+        batch = WriteBatch(raw_mode=True)
+        for index_id in then.slices.keys() - whole:
+            then.put_end(batch, index_id)
+        for index_id in self.slices.keys() - whole:
+            batch.put(SHARD + INDEX_KEY.pack(index_id), INDEX_KEY.pack(self.shards[index_id]))
+            then.back_index.renew(batch, index_id, had_entries=False)
+        for index_id in whole:
+            then.put_release(batch, index_id, then.slices[index_id] - self.slices[index_id])
+            batch.delete_range(*under(tombstone_prefix(index_id)))
+        for key, definition in self.database.scan(SLICE):
+            batch.put(key, definition)
+        held = Settlement(then.database, then.back_index, self.slices, then.sizes, tracker)
+        held.put_back(batch, [c for c in one.about.changes if c.index_id in whole])
+        then.sizes.put(batch)
+        tracker.go_back(vector, whole)
+        tracker.let_go(rollback)
+        tracker.cut_off(rollback.barrier)
+        for prefix in (PROGRESS, MARK, STATE, CHAIN, OFFSET, TOPIC):
+            batch.delete_range(*under(prefix))
+        tracker.touch_all()
+        self._put_tracker(batch)
+        put_offsets(batch, self.offsets, self.epochs)
+        if self.topic:
+            batch.put(TOPIC, self.topic.encode())
+        batch.put(ROLLBACK, pack_rollback(rollback.number, in_use))
+        with self._remade():
+            then.write(batch)
+            one.take_place()
+            self.load()
+        self._snap_again(Wanted(one.about.number, vector))
+        return True
+
+    def _has(self, index_id: int, shard: int, build: int) -> bool:
+        """Tell whether this build of an index, in this life of its storage, is held now."""
+        tracked = self.tracker.indexes.get(index_id)
+        is_same = self.shards.get(index_id) == shard
+        return is_same and tracked is not None and tracked.state.build == build
+
+    def _snap_again(self, wanted: Wanted) -> None:
+        """Make a snapshot of what is here, which is exactly at this timestamp."""
+        moment = self.database.moment()
+        if moment is not None:
+            made = self.timeline.keep(wanted, moment, self.tracker)
+            self.timeline.go_back(made)
+            self.last_stability = made.digest
 
     def indexes_whole_at(self, stable: Stable | None) -> frozenset[int]:
         """Return the indexes of which all was here at a snapshot, in their present builds."""
@@ -508,7 +601,7 @@ class Bucket:
     def about(self) -> About:
         """Return what a checkpoint that is made now is of."""
         newest = self.timeline.kept[-1] if self.timeline.kept else None
-        if newest is None:
+        if newest is None or not self.timeline.can_undo_to(newest, self.tracker):
             return About(0, self.published.vector)
         changes = tuple(self.timeline.changes_since(newest.number))
         return About(newest.number, newest.vector, changes)

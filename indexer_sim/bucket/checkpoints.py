@@ -130,11 +130,21 @@ def about(checkpoint: Path) -> About | None:
 
 def copy(checkpoint: Path, target: Path) -> None:
     """Copy the database of a checkpoint; tables are linked, they never change. Raises OSError."""
-    draft = target.with_name(f".{target.name}.draft")
+    copied(checkpoint, target).rename(target)
+
+
+def copied(checkpoint: Path, target: Path) -> Path:
+    """Return a copy that is not at its place yet, but beside it. Raises OSError."""
+    draft = draft_of(target)
     shutil.rmtree(draft, ignore_errors=True)
     make_durably(draft)
     _copy_files((checkpoint / DATABASE).iterdir(), draft)
-    draft.rename(target)
+    return draft
+
+
+def draft_of(target: Path) -> Path:
+    """Return where a copy is before it is at its place."""
+    return target.with_name(f".{target.name}.draft")
 
 
 def _copy_files(files: Iterable[Path], target: Path) -> None:

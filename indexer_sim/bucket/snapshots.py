@@ -246,7 +246,7 @@ class Timeline:
         undone: list[list[Undo]] = [list(self._changes)]
         for stable in reversed(self.kept):
             seqnos = stable.vector.seqnos
-            if len(seqnos) != tracker.vbuckets or not self._is_whole(seqnos.tolist(), tracker):
+            if not self.can_undo_to(stable, tracker):
                 return None
             if all(seqnos[vbucket] <= seqno for vbucket, seqno in left.items()):
                 return stable, [change for part in reversed(undone) for change in part]
@@ -255,9 +255,10 @@ class Timeline:
             undone.append(self._passed[stable.number])
         return None
 
-    def _is_whole(self, seqnos: list[int], tracker: Tracker) -> bool:
-        """Tell whether each change above these seqnos can be undone."""
-        return all(
+    def can_undo_to(self, stable: Stable, tracker: Tracker) -> bool:
+        """Tell whether each change above a snapshot's seqnos can be undone."""
+        seqnos: list[int] = stable.vector.seqnos.tolist()
+        return len(seqnos) == tracker.vbuckets and all(
             max(progress.floor, self._floors.get(vbucket, 0)) <= seqnos[vbucket]
             for vbucket, progress in tracker.progress.items()
         )

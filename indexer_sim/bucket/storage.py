@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import shutil
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from rocksdict import WriteBatch
 
+from coordinator.runtime.files import make_durably
 from indexer_sim.bucket.allocation import NONE, Slices
-from indexer_sim.bucket.bucket import Bucket
-from indexer_sim.bucket.checkpoints import Checkpoints, about, copy
+from indexer_sim.bucket.bucket import Bucket, Earlier
+from indexer_sim.bucket.checkpoints import Checkpoints, about, copied, copy, draft_of
 from indexer_sim.bucket.database import WRITE_BUFFER_BYTES, Database, StorageError, refusal
 from indexer_sim.bucket.names import bucket_name, folder_name
 from indexer_sim.bucket.reserve import Reserve
@@ -204,6 +206,35 @@ class Storage:
         """Return where the checkpoints of a bucket are."""
         return Checkpoints(self.folder / CHECKPOINTS / folder_name(bucket.name))
 
+    def earlier(self, bucket: Bucket) -> Iterator[Earlier]:
+        """Yield a bucket as its checkpoints have it, the newest first: each until the next one."""
+        for checkpoint in self.checkpoints(bucket).found():
+            if (said := about(checkpoint)) is None:
+                continue
+            then = Bucket(bucket.name, draft_of(bucket.database.folder), bucket.vbuckets)
+            opened = partial(_open_copy, checkpoint, bucket.database.folder, then)
+            try:
+                yield Earlier(said, opened, partial(self._replace, bucket, then))
+            finally:
+                then.database.close()
+                shutil.rmtree(then.database.folder, ignore_errors=True)
+
+    def _replace(self, bucket: Bucket, by: Bucket) -> None:
+        """Put a bucket's database in the place of another. Raises StorageError.
+
+        Where this ends in the middle, there is none: then it is made from a checkpoint again.
+        """
+        folder = bucket.database.folder
+        by.database.close()
+        bucket.database.close()
+        try:
+            self._throw_away(folder)
+            by.database.folder.rename(folder)
+            make_durably(folder)
+        except OSError as error:
+            raise refusal(error, folder) from error
+        bucket.checkpointed = 0
+
     def know(self, bucket: str, vbuckets: int) -> None:
         """Note how many vbuckets a bucket has; saved with the position behind it."""
         if self._vbuckets.get(bucket) != vbuckets:
@@ -348,6 +379,16 @@ class Storage:
         self._meta.write(batch, sync=bool(changes or self._unsaved_rollbacks))
         self._unsaved.clear()
         self._unsaved_rollbacks.clear()
+
+
+def _open_copy(checkpoint: Path, target: Path, then: Bucket) -> Bucket:
+    """Copy a checkpoint beside `target`, and return the bucket that is there. StorageError."""
+    try:
+        copied(checkpoint, target)
+    except OSError as error:
+        raise refusal(error, target) from error
+    then.load()
+    return then
 
 
 def _know(bucket: Bucket, checkpoints: Sequence[Path]) -> None:

@@ -901,6 +901,14 @@ class Tracker:
             self.tombstoned.discard(index_id)
             self._complete(index_id)
 
+    def touch_all(self) -> None:
+        """All that is known is to be written."""
+        self.dirty.progress.update(self.progress)
+        self.dirty.states.update(self.indexes)
+        for index_id, tracked in self.indexes.items():
+            self.dirty.marks.update((index_id, vbucket) for vbucket in tracked.marks)
+        self.chains.dirty.update(self.chains.by_key)
+
     def _marked(self, index_id: int, vbucket: int) -> None:
         self.dirty.marks.add((index_id, vbucket))
         self.indexes[index_id].done = None

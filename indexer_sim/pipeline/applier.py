@@ -117,7 +117,7 @@ class Applier:
                 self._until_done(name, self._storage.epoch, partial(self._roll_back, rollback))
 
     def _roll_back(self, rollback: Rollback, bucket: Bucket) -> None:
-        done = bucket.roll_back(rollback)
+        done = bucket.roll_back(rollback, self._storage.earlier(bucket))
         if done:
             self._info(f"bucket {bucket.name}: rollback {rollback.number}: {done}")
             self._news()

@@ -148,6 +148,14 @@ def test_what_the_store_has_lost_is_in_no_index_and_everything_goes_on(plane: Lo
     is_well(plane)
 
 
+def is_persisted(plane: LoggedPlane, indexer: int) -> bool:
+    """Tell whether an indexer's newest checkpoint is of the newest stability timestamp."""
+    master = plane.cluster.master()
+    shown = plane.cluster.get(master, f"/v1/stability/{plane.bucket}")
+    row = next(one for one in shown["lag"]["indexers"] if one["indexer"] == indexer)
+    return bool(row["persisted"] == shown["digest"])
+
+
 def test_indexers_go_back_to_a_snapshot_that_has_nothing_of_what_was_lost(
     plant: Cluster, plane: LoggedPlane
 ) -> None:
@@ -157,18 +165,24 @@ def test_indexers_go_back_to_a_snapshot_that_has_nothing_of_what_was_lost(
         client.put_config(f"timestamps/{plane.bucket}", {"period_ms": RARELY_MS})
     before = plane.high().seqnos
     number = plane.stability()[0]
+    restarted = plant.indexers[1]
+    wait_until(lambda: is_persisted(plane, restarted.indexer), "there is a checkpoint of it")
     for n in range(40):
         plane.put(f"later-{n}", {"country": "Z", "city": f"later-{n}", "name": f"later-{n}"})
+    plane.agrees()
+    _restart_indexer(plant)
     plane.agrees()
     assert plane.stability()[0] == number, "nothing of this is in any snapshot"
     written = [v for v, (a, b) in enumerate(zip(before, plane.high().seqnos, strict=True)) if a < b]
     with rolled_back(plane):
         lose(plane, 0, 1, vbuckets=[v for v in written if v < VBUCKETS // 2])
-    said = gone_back_to(plane)
-    assert all(one.endswith(f"back to timestamp {number}") for one in said), said
+    first, *others = gone_back_to(plane)
+    assert first.endswith(f"back to timestamp {number}, from a checkpoint"), first
+    assert all(one.endswith(f"back to timestamp {number}") for one in others), others
     plane.agrees()
     with plant.client() as client:
         client.put_config(f"timestamps/{plane.bucket}", LIMITS)
+    change_all_vbuckets(plane)
     is_well(plane)
 
 

@@ -46,6 +46,7 @@ UNIT_TICKER = "tests/unit/streaming/test_ticker.py"
 UNIT_PEERS = "tests/unit/core/consensus/test_peers.py"
 UNIT_SHELL = "tests/unit/node/test_shell.py"
 FAUST = "coordinator/kafka/faust_transport.py"
+EARLIER = "tests/unit/indexer_sim/test_earlier.py"
 EPOCHS = "coordinator/kafka/topic_histories.py"
 ROUTER = "projector_sim/projector/router.py"
 PLANNER = "projector_sim/projector/stream_planner.py"
@@ -4945,5 +4946,82 @@ MUTANTS: tuple[Mutant, ...] = (
         "while self._to_look and time.monotonic() - now < MOMENT_S:",
         "while self._to_look:",
         "tests/unit/kafka/test_stall_detector.py",
+    ),
+    Mutant(
+        "a-checkpoint-that-was-rejected-is-used-again",
+        "indexer_sim/bucket/bucket.py",
+        "if then.rolled_back != self.rolled_back or not whole:",
+        "if not whole:",
+        EARLIER,
+    ),
+    Mutant(
+        "what-a-checkpoint-has-beyond-its-timestamp-stays",
+        "indexer_sim/bucket/bucket.py",
+        "held.put_back(batch, [c for c in one.about.changes if c.index_id in whole])",
+        "held.put_back(batch, [])",
+        EARLIER,
+    ),
+    Mutant(
+        "a-checkpoint-brings-back-an-index-that-is-gone",
+        "indexer_sim/bucket/bucket.py",
+        "            then.put_end(batch, index_id)\n",
+        "            pass\n",
+        EARLIER,
+    ),
+    Mutant(
+        "a-checkpoint-brings-back-a-slice-that-is-gone",
+        "indexer_sim/bucket/bucket.py",
+        "then.put_release(batch, index_id, then.slices[index_id] - self.slices[index_id])",
+        "then.put_release(batch, index_id, self.slices[index_id] - then.slices[index_id])",
+        EARLIER,
+    ),
+    Mutant(
+        "a-checkpoint-loses-an-index-that-came-since",
+        "indexer_sim/bucket/bucket.py",
+        "            batch.put(key, definition)\n        held",
+        "            pass\n        held",
+        EARLIER,
+    ),
+    Mutant(
+        "a-checkpoint-that-has-what-was-lost-is-used",
+        "indexer_sim/bucket/bucket.py",
+        "return is_known and all(seqnos[vbucket] <= seqno for vbucket, seqno in left.items())",
+        "return is_known",
+        EARLIER,
+    ),
+    Mutant(
+        "reading-begins-again-where-a-checkpoint-stood",
+        "indexer_sim/bucket/bucket.py",
+        "        self._put_tracker(batch)\n        put_offsets(batch, self.offsets, self.epochs)\n",
+        "        self._put_tracker(batch)\n        put_offsets(batch, then.offsets, then.epochs)\n",
+        EARLIER,
+    ),
+    Mutant(
+        "another-life-of-an-index-is-taken-for-this-one",
+        "indexer_sim/bucket/bucket.py",
+        "is_same = self.shards.get(index_id) == shard",
+        "is_same = index_id in self.shards",
+        EARLIER,
+    ),
+    Mutant(
+        "a-checkpoint-of-which-not-all-can-be-undone-counts",
+        "indexer_sim/bucket/bucket.py",
+        "if newest is None or not self.timeline.can_undo_to(newest, self.tracker):",
+        "if newest is None:",
+        EARLIER,
+    ),
+    Mutant(
+        "after-a-checkpoint-there-is-no-snapshot",
+        "indexer_sim/bucket/bucket.py",
+        "        self._snap_again(Wanted(one.about.number, vector))\n",
+        "",
+        EARLIER,
+    ),
+    Mutant(
+        "a-checkpoint-that-cannot-be-read-stops-a-rollback",
+        "indexer_sim/bucket/bucket.py",
+        "            then = one.opened()\n        except StorageError:\n            return False\n",
+        "            then = one.opened()\n        except StorageError:\n            raise\n",
+        EARLIER,
     ),
 )

@@ -6,16 +6,18 @@ puts them there for as long as a world runs. There few documents are swept at on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from indexer_sim.bucket import back_index
 from indexer_sim.bucket import bucket as bucket_module
+from indexer_sim.bucket.checkpoints import About
 from indexer_sim.bucket.database import StorageError
 from tests.simulation.kernel.disk import Disk
 
 UNSYNCED_MAX = 20
 SWEPT_AT_ONCE = 3
+NOTHING: Mapping[bytes, bytes] = {}
 
 
 class Crashed(BaseException):
@@ -66,15 +68,24 @@ class MemoryDatabase(Disk[dict[bytes, bytes], Batch]):
     """Does what `indexer_sim.bucket.database.Database` does for a bucket.
 
     The next `failing` writes are refused: of each, chance tells whether it took place. With a
-    `fuse` the process ends after so many writes.
+    `fuse` the process ends after so many writes. `checkpoints` lie beside it.
     """
 
-    def __init__(self, took_place: Callable[[], bool]) -> None:
-        super().__init__({})
+    def __init__(
+        self, took_place: Callable[[], bool], content: Mapping[bytes, bytes] = NOTHING
+    ) -> None:
+        super().__init__(dict(content))
+        self.checkpoints: list[tuple[About, dict[bytes, bytes]]] = []
         self.failing = 0
         self.fuse = -1
         self.is_written: Callable[[], None] = lambda: None
         self._took_place = took_place
+
+    def copy_of(self, content: Mapping[bytes, bytes]) -> MemoryDatabase:
+        """Return another database that may take the place of this one."""
+        made = MemoryDatabase(self._took_place, content)
+        made.failing, made.fuse, made.checkpoints = self.failing, self.fuse, self.checkpoints
+        return made
 
     def get_all(self, keys: list[bytes]) -> list[bytes | None]:
         return [self.newest.get(key) for key in keys]

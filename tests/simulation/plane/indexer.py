@@ -38,6 +38,9 @@ PERIOD_MS = 250
 SWEEP_EACH = 4
 """In each so many periods, back-indexes are swept a little."""
 
+CHECKPOINT_EACH = 8
+"""In each so many periods, there is a checkpoint of each bucket."""
+
 REQUEST_MS = 1_000
 BATCHES = (1, 5, 30)
 LATE_MS = (5, 50, 2_000)
@@ -263,6 +266,10 @@ class IndexerProcess:
             self.applier._write_positions()
         if world.clock.now // PERIOD_MS % SWEEP_EACH == self.number % SWEEP_EACH:
             self.applier.sweep()
+        if world.clock.now // PERIOD_MS % CHECKPOINT_EACH == self.number % CHECKPOINT_EACH:
+            for bucket in self.storage.buckets():
+                if not bucket.stale:
+                    self.storage.make_checkpoint(bucket)
         for bucket in self.storage.buckets():
             if bucket.vbuckets and not bucket.stale:
                 self._tell(bucket)

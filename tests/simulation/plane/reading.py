@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ from coordinator.core.keys.key_versions import unpack
 from coordinator.core.model.entities import Index
 from indexer_sim.bucket.allocation import NONE, Slices
 from indexer_sim.bucket.bucket import Bucket as Storage
+from indexer_sim.bucket.bucket import Earlier
+from indexer_sim.bucket.checkpoints import KEPT
 from indexer_sim.pipeline.mutation_reader import Delivery, Lost, Position, Queued, Read
 from tests.simulation.plane.disk import MemoryDatabase
 from tests.simulation.plane.mutations import PARTITIONS, Partition
@@ -57,6 +60,30 @@ class Buckets:
 
     def reload(self, bucket: Storage) -> None:
         bucket.load()
+
+    def make_checkpoint(self, bucket: Storage) -> None:
+        """Keep what a bucket has now, and a few of those before."""
+        disk = self._disks[bucket.name]
+        disk.checkpoints.append((bucket.about(), dict(disk.newest)))
+        del disk.checkpoints[:-KEPT]
+
+    def earlier(self, bucket: Storage) -> Iterator[Earlier]:
+        """Yield a bucket as its checkpoints have it, the newest first."""
+        for about, content in reversed(self._disks[bucket.name].checkpoints):
+            disk = self._disks[bucket.name].copy_of(content)
+            then = Storage(bucket.name, Path("nowhere"), bucket.vbuckets, PARTITIONS)
+            then.database = disk  # type: ignore[assignment]
+
+            def opened(then: Storage = then) -> Storage:
+                then.load()
+                return then
+
+            yield Earlier(about, opened, partial(self._replace, bucket, disk))
+
+    def _replace(self, bucket: Storage, by: MemoryDatabase) -> None:
+        by.is_written = lambda: self._is_written(bucket)
+        self._disks[bucket.name] = by
+        bucket.database = by  # type: ignore[assignment]
 
     def tend(self) -> None:
         """Load what a refused write has left in doubt."""

@@ -8,15 +8,12 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
 from coordinator.core.keys.collation import EVERYTHING, Bounds
 from coordinator.core.keys.key_versions import (
-    ABSENT,
     END,
-    NO_SLICE,
     SYNC,
     UPSERT,
     Item,
@@ -34,7 +31,7 @@ from coordinator.core.model.stream_records import (
 )
 from coordinator.core.model.vectors import Places, Vector
 from indexer_sim.bucket.checkpoints import About
-from indexer_sim.bucket.entries import DATA, SLICE_KEY, pack_back
+from indexer_sim.bucket.entries import pack_back
 from indexer_sim.bucket.leases import LEASE_S, Leases
 from indexer_sim.bucket.snapshots import (
     KEPT_MAX,
@@ -48,12 +45,17 @@ from indexer_sim.bucket.snapshots import (
 from indexer_sim.bucket.storage import Storage
 from indexer_sim.scans.api import ScanRefused, Wanted
 from indexer_sim.scans.reader import StorageReading
-from tests.support.fed_storage import BRANCH, FedStorage, make_rollback
+from tests.support.fed_bucket import (
+    DOCUMENTS,
+    INDEX,
+    NEWER,
+    SECOND,
+    VBUCKETS,
+    Feeder,
+    a_rollback,
+)
+from tests.support.fed_storage import BRANCH, make_rollback
 from tests.support.sizes import counted, scanned
-
-INDEX, SECOND = 1, 2
-VBUCKETS = 2
-DOCUMENTS = [b"d%d" % n for n in range(6)]
 
 
 @pytest.fixture
@@ -63,59 +65,6 @@ def storage(tmp_path: Path) -> Iterator[Storage]:
     made.allocate("b", INDEX, frozenset({0, 1}), b"")
     yield made
     made.close()
-
-
-class Feeder(FedStorage):
-    """Feeds a bucket, and knows what is in it at every seqno."""
-
-    def __init__(self, storage: Storage) -> None:
-        super().__init__(storage, (INDEX,), VBUCKETS)
-        self.seqnos = [0] * VBUCKETS
-        self.newest: dict[bytes, bytes] = {}
-
-    def mutate(self, document: bytes, value: int, connection: int = 1, number: int = 1) -> None:
-        """Change a document; the value 0 takes it away."""
-        vbucket = document[1] % VBUCKETS
-        self.seqnos[vbucket] += 1
-        seqno = self.seqnos[vbucket]
-        if value:
-            key = b"\x90%d\x00" % value
-            self.newest[document] = b"%d" % (value % 2) + key + document
-            item = Item(UPSERT, vbucket, seqno, 0, value % 2, document, key)
-        else:
-            self.newest.pop(document, None)
-            item = Item(ABSENT, vbucket, seqno, 0, NO_SLICE, document)
-        self.apply(MAINTENANCE, connection, item, number=number)
-
-    def sync(self) -> None:
-        self.apply(MAINTENANCE, 1, *(Item(SYNC, v, s) for v, s in enumerate(self.seqnos)))
-
-    def stable(self, seqnos: list[int] | None = None) -> int:
-        """Tell the bucket a stability timestamp; return its number."""
-        return self.stable_at(self.seqnos if seqnos is None else seqnos)
-
-    def read(self, timestamp: int | None = None, *, backwards: bool = False) -> list[bytes]:
-        """Return all entries, each behind the number of its slice."""
-        view = StorageReading(self.storage).view(
-            INDEX, (0, 1), shard=0, build=0, wanted=Wanted(timestamp=timestamp)
-        )
-        found: list[bytes] = []
-        for piece in (0, 1):
-            entries = view.entries(piece, EVERYTHING, backwards=backwards)
-            found += [b"%d" % piece + entry for entry in entries]
-        view.close()
-        return found
-
-    def read_all(self) -> list[bytes]:
-        """Return all entries that are in the database, complete or not."""
-        found = []
-        for key, _ in self.bucket.database.scan(DATA):
-            _, piece = SLICE_KEY.unpack_from(key, 1)
-            found.append(b"%d" % piece + key[1 + SLICE_KEY.size :])
-        return sorted(found)
-
-    def held(self) -> list[int]:
-        return [stable.number for stable in self.bucket.timeline.kept]
 
 
 def test_a_snapshot_is_exactly_at_its_timestamp_although_more_was_applied(
@@ -335,13 +284,6 @@ def test_an_index_that_is_built_when_nothing_changes_any_more_is_in_the_newest_s
 
 
 # -- rollbacks -----------------------------------------------------------------------------------
-
-NEWER = 2**63 + 2
-
-
-def a_rollback(left: dict[int, int], number: int = 5, **more: Any) -> Rollback:
-    """Vbuckets have lost what came after these seqnos."""
-    return make_rollback(number, NEWER, left, **more)
 
 
 def test_a_bucket_goes_back_to_exactly_its_newest_snapshot_that_has_nothing_of_what_was_lost(
