@@ -434,8 +434,7 @@ class Bucket:
             self.timeline.go_back(stable)
             self.timeline.forget(emptied)
             said = f"back to timestamp {stable.number}" if stable is not None else "back to 0"
-        tracker.let_go(rollback)
-        tracker.cut_off(rollback.barrier)
+        self._cut_off(rollback)
         self._put_tracker(batch)
         batch.put(ROLLBACK, pack_rollback(rollback.number, in_use))
         with self._remade():
@@ -484,8 +483,7 @@ class Bucket:
         held.put_back(batch, [c for c in one.about.changes if c.index_id in whole])
         then.sizes.put(batch)
         tracker.go_back(vector, whole)
-        tracker.let_go(rollback)
-        tracker.cut_off(rollback.barrier)
+        self._cut_off(rollback)
         for prefix in (PROGRESS, MARK, STATE, CHAIN, OFFSET, TOPIC):
             batch.delete_range(*under(prefix))
         tracker.touch_all()
@@ -500,6 +498,12 @@ class Bucket:
             self.load()
         self._snap_again(Wanted(one.about.number, vector))
         return True
+
+    def _cut_off(self, rollback: Rollback) -> None:
+        """Nothing counts of what was lost, nor of what was sent before."""
+        tracker = self.tracker
+        tracker.let_go(rollback)
+        tracker.cut_off(rollback.barrier)
 
     def _has(self, index_id: int, shard: int, build: int) -> bool:
         """Tell whether this build of an index, in this life of its storage, is held now."""

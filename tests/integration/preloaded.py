@@ -36,11 +36,24 @@ from coordinator.embedded.launcher import die_with_parent
 from coordinator.embedded.processes import spawn
 
 MODULES = {
-    "coordinator.process": ("coordinator.process",),
+    "coordinator.process": (
+        *("coordinator.process", "coordinator.http.app", "coordinator.kafka.faust_transport"),
+        *(
+            "faust.agents",
+            "faust.app",
+            "faust.assignor",
+            "faust.tables",
+            "faust.web.drivers.aiohttp",
+        ),
+        *("faust.transport.conductor", "faust.worker", "uvicorn.lifespan.on"),
+    ),
     "indexer_sim": ("indexer_sim.process",),
-    "projector_sim": ("projector_sim.projector.process", "projector_sim.kv.server"),
+    "projector_sim": (
+        *("projector_sim.projector.process", "projector_sim.kv.server", "httpcore", "certifi"),
+        *("anyio._backends._asyncio", "importlib.resources", "stringprep"),
+    ),
 }
-"""What can be run, by the name after `-m`, and what is imported for it."""
+"""What can be run, by the name after `-m`, and what is imported for it, now or soon."""
 
 REQUEST_BYTES_MAX = 1 << 17
 NUMBER = struct.Struct("!q")
