@@ -8,6 +8,7 @@ import socket
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from coordinator.runtime.asgi import bound, server
 
@@ -16,6 +17,19 @@ SEND = "coordinator.send"
 
 GRACE_S = 2
 BACKLOG = 2_048
+
+
+def sent_at_once(send: Send, body: bytes) -> bool:
+    """Send a part of the answer's body; False: the client would have to be waited for, or it is not
+    known. Then nothing was sent."""
+    cycle = getattr(send, "__self__", None)
+    if not isinstance(cycle, RequestResponseCycle) or cycle.flow.write_paused or cycle.disconnected:
+        return False
+    sending = send({"type": "http.response.body", "body": body, "more_body": True})
+    with contextlib.suppress(StopIteration):
+        sending.__await__().__next__()
+        raise RuntimeError("an answer that is not held back has waited")
+    return True
 
 
 class HttpServer:

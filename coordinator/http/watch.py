@@ -1,8 +1,8 @@
 """Changes as they happen, as server-sent events: from now, from a CAS, or after a snapshot.
 
-A watcher first gets the changes that it missed from the history, then follows the node's feed. The
-node sends the changes in batches; the more watchers it has, the less often, so that they do not
-occupy its loop. A watcher that reads too slowly gets `lagged` and is disconnected; no other watcher
+A watcher first gets the changes that it missed from the history, then follows the node's feed. Once
+it has taken everything it rests, and is sent what is new together with all others that rest
+(`coordinator.http.chorus`); the more there are, the less often, and the more at once. A watcher that reads too slowly gets `lagged` and is disconnected; no other watcher
 waits for it.
 """
 
@@ -36,11 +36,12 @@ from coordinator.core.history.predicates import (
 )
 from coordinator.core.model.types import Cas
 from coordinator.http.aside import HISTORY, WATCHERS
+from coordinator.http.chorus import Chorus, late_rest
 from coordinator.http.errors import ApiError
 from coordinator.http.extras import EXTRAS, Extras, Place
 from coordinator.http.frames import event, frame
 from coordinator.http.predicates import checked, predicate_of
-from coordinator.http.server import SEND
+from coordinator.http.server import SEND, sent_at_once
 from coordinator.http.shared import Consistency
 from coordinator.kafka.archive_segments import ArchiveError
 from coordinator.node.history import CompactedError, Page, StillReadingError
@@ -53,12 +54,7 @@ SNAPSHOT_PORTION, PORTION_BYTES = 100, 256 * 1024
 loop does nothing else, and each watcher that is slow to take them holds its own."""
 
 PACE_S, PACE_MIN_S, PACE_MAX_S = 0.00005, 0.001, 0.05
-"""A watcher is sent something again after so long for each watcher; few of them at once."""
-
-LATE_FACTOR, LATE_FROM, LATE_PACE_S, LATE_MAX_S = 2, 10, 0.004, 0.25
-"""If its turn came late, so many times as much later, up to so long for each change that it was
-sent beyond the first ones: under full load watchers leave the loop to the node for most of the
-time."""
+"""A task of a watcher sends something again after so long for each watcher; of few at once."""
 
 ALIKE_MAX, ALIKE_BYTES_MAX = 16, 64 * 1024
 """So many portions of changes, and so large, are kept for others who take the same."""
@@ -87,7 +83,7 @@ Settle = Callable[[Consistency, int], Awaitable[None]]
 
 def add_watch(app: FastAPI, shell: Shell, settle: Settle) -> None:
     """Add the route; `settle` waits until this node may answer a read."""
-    turn, extras = asyncio.Lock(), Extras(lambda: shell.node)
+    turn, extras, chorus = asyncio.Lock(), Extras(lambda: shell.node), Chorus()
 
     @app.get("/v1/watch", response_class=Described, responses={200: EVENTS})
     async def watch(
@@ -110,7 +106,7 @@ def add_watch(app: FastAPI, shell: Shell, settle: Settle) -> None:
             await settle("local", begin)
         if not shell.node.is_following:
             raise ApiError("not_ready", f"this node has not caught up: {shell.node.why_not_ready}")
-        return EventStream(shell, watched, turn, extras)
+        return EventStream(shell, watched, turn, extras, chorus)
 
 
 def _begin(text: str) -> Begin:
@@ -144,11 +140,17 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, shell: Shell, watched: Watched, turn: asyncio.Lock, extras: Extras | None = None
+        self,
+        shell: Shell,
+        watched: Watched,
+        turn: asyncio.Lock,
+        extras: Extras | None = None,
+        chorus: Chorus | None = None,
     ) -> None:
         """The holder of `turn` sends one portion of a snapshot: one watcher at a time.
 
-        `extras` tells of what is watched besides changes, if anything is.
+        `extras` tells of what is watched besides changes, if anything is. While the watcher rests,
+        the `chorus` sends it what is new.
         """
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
@@ -169,6 +171,16 @@ class EventStream(Response):
         self._subscription: Subscription | None = None
         self._extras = extras
         self._place: Place | None = None
+        self._chorus = chorus
+        self._send: Send | None = None
+        self._rests = False
+        """Whether the task sleeps until there is something new."""
+
+        self._found: Sequence[Published] = ()
+        """What was taken while it rested, and could not be sent at once."""
+
+        self._told_s, self._pause_s = 0.0, BOOKMARK_S
+        """When it was sent something last, and how long after that it is sent a bookmark."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with WATCHERS.one():
@@ -179,7 +191,8 @@ class EventStream(Response):
                 )
                 async with self._patience():
                     # What is between knows that the answer has begun: the rest goes past it.
-                    await self._send_all(scope.get(SEND, send))
+                    self._send = scope.get(SEND, send)
+                    await self._send_all(self._send)
             finally:
                 leaving.cancel()
                 if self._extras is not None and self._place is not None:
@@ -291,7 +304,7 @@ class EventStream(Response):
             async with self._turn:
                 newest = self._shell.node.state
                 self._subscription = self._shell.changes.subscribe(
-                    after, predicate, self._wake.set, newest.cas
+                    after, predicate, self._is_called, newest.cas
                 )
                 await asyncio.sleep(0)
             if self._subscription is not None:
@@ -322,11 +335,12 @@ class EventStream(Response):
         if extras is not None and self._watched.extras:
             watched = self._watched
             self._place = extras.join(watched.extras, watched.buckets, self._wake.set)
-        told_s, late_s = loop.time(), 0.0
-        pause_s = BOOKMARK_SOON_S if self._has_caught_up else BOOKMARK_S
+        self._told_s, late_s = loop.time(), 0.0
+        self._pause_s = BOOKMARK_SOON_S if self._has_caught_up else BOOKMARK_S
         while not self._is_gone:
             self._wake.clear()
-            found = subscription.take(LIMIT, changes.newest)
+            found = self._found or subscription.take(LIMIT, changes.newest)
+            self._found = ()
             if found:
                 if chunk := self._alike(found):
                     yield chunk
@@ -337,7 +351,7 @@ class EventStream(Response):
                         yield chunk
                     if self._has_ended:
                         return
-                pause_s = BOOKMARK_SOON_S
+                self._pause_s = BOOKMARK_SOON_S
             elif subscription.has_lagged:
                 yield frame("lagged", {"cas": subscription.position})
                 return
@@ -345,21 +359,50 @@ class EventStream(Response):
                 return
             elif extras is not None and self._place and (extra := extras.news(self._place)):
                 yield extra
-            elif loop.time() - told_s >= pause_s:
+            elif loop.time() - self._told_s >= self._pause_s:
                 if self._shell.node.state.cas > changes.newest:
                     # The node found a newer state, and nobody told the feed how it came about.
                     yield frame("lagged", {"cas": subscription.position})
                     return
                 yield frame("bookmark", {"cas": subscription.position}, subscription.position)
-                pause_s = BOOKMARK_S
+                self._pause_s = BOOKMARK_S
             else:
-                await self._sleep(told_s + pause_s - loop.time())
+                self._rests = True
+                try:
+                    await self._sleep(self._told_s + self._pause_s - loop.time())
+                finally:
+                    self._rests = False
                 continue
-            told_s = loop.time()
+            self._told_s = loop.time()
             pace_s = pace_of(len(changes), len(found), late_s)
             if found and subscription.following is None and pace_s:
                 await asyncio.sleep(pace_s)
-                late_s = max(0.0, loop.time() - told_s - pace_s)
+                late_s = max(0.0, loop.time() - self._told_s - pace_s)
+
+    def _is_called(self) -> None:
+        """There is something new to take."""
+        if self._rests and self._chorus is not None:
+            self._chorus.call(self)
+        else:
+            self._wake.set()
+
+    def sing(self) -> int:
+        """Send what is new, if that needs no waiting; otherwise its own task does."""
+        subscription = self._subscription
+        found: Sequence[Published] = ()
+        if self._rests and not self._found and self._send is not None and subscription is not None:
+            self._found = found = subscription.take(LIMIT, self._shell.changes.newest)
+            chunk = self._alike(found) if found else b""
+            if chunk and sent_at_once(self._send, chunk):
+                self._found, self._told_s = (), asyncio.get_running_loop().time()
+                if self._pause_s != BOOKMARK_SOON_S:
+                    self._pause_s = BOOKMARK_SOON_S
+                    self._wake.set()
+                elif subscription.following is not None:
+                    self._is_called()
+                return len(found)
+        self._wake.set()
+        return len(found)
 
     async def _frames(self, found: Iterable[Published]) -> AsyncIterator[bytes]:
         """Yield the events of changes, a portion at a time: what a watcher does not take, it alone
@@ -406,8 +449,7 @@ def pace_of(watchers: int, changes: int, late_s: float) -> float:
     many changes, and whose turn came so late."""
     if watchers * PACE_S < PACE_MIN_S:
         return 0.0
-    extra_s = min(LATE_MAX_S, LATE_FACTOR * late_s, LATE_PACE_S * max(0, changes - LATE_FROM))
-    return min(PACE_MAX_S, watchers * PACE_S) + extra_s
+    return min(PACE_MAX_S, watchers * PACE_S) + late_rest(changes, late_s)
 
 
 NOTHING: Selector = Predicate(keys=frozenset({""}))

@@ -5,6 +5,7 @@ The executors are processes as well: children of the workers, which start them f
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -100,5 +101,6 @@ class SparkCluster:
         for process in (*self.workers, self.master):
             process.kill()
         for one in left:
-            one.kill()
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
         psutil.wait_procs(left, timeout=JOIN_S)

@@ -115,17 +115,24 @@ async def rest_of(made: socket.socket) -> bytes:
     return re.sub(rb"\r\n[0-9a-f]+\r\n", b"", b"".join(parts))
 
 
-def chunks_sent(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Return a list to which all that streams send is added."""
+def chunks_sent(monkeypatch: pytest.MonkeyPatch) -> tuple[list[bytes], list[bytes]]:
+    """Return lists to which all is added that streams send, and that they send while they rest."""
     sent: list[bytes] = []
-    send = watch.EventStream._sent
+    sent_resting: list[bytes] = []
+    send, send_at_once = watch.EventStream._sent, watch.sent_at_once
 
     async def noting(self: watch.EventStream, to: Any, chunk: bytes) -> bool:
         sent.append(chunk)
         return await send(self, to, chunk)
 
+    def noting_at_once(to: Any, chunk: bytes) -> bool:
+        was_sent = send_at_once(to, chunk)
+        sent_resting.extend([chunk] * was_sent)
+        return was_sent
+
     monkeypatch.setattr(watch.EventStream, "_sent", noting)
-    return sent
+    monkeypatch.setattr(watch, "sent_at_once", noting_at_once)
+    return sent, sent_resting
 
 
 def watching(shell: LoneShell, count: int) -> bool:
@@ -189,7 +196,7 @@ def test_who_is_behind_is_sent_no_more_at_once_than_a_portion(
 ) -> None:
     """What waits for a watcher is shared by all; what is sent to one, it holds until it takes it.
     2,000 who took nothing held 30 GB."""
-    sent = chunks_sent(monkeypatch)
+    sent, _ = chunks_sent(monkeypatch)
 
     async def scenario() -> None:
         async with served() as node:
@@ -212,7 +219,7 @@ def test_watchers_who_take_the_same_are_sent_what_was_made_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tests.unit.http.test_lagging.VALUE", "1")
-    sent = chunks_sent(monkeypatch)
+    _, sent = chunks_sent(monkeypatch)
 
     async def scenario() -> None:
         async with served() as node, AsyncExitStack() as stack:
@@ -233,8 +240,65 @@ def test_watchers_who_take_the_same_are_sent_what_was_made_once(
                 assert found == node.written
 
     asyncio.run(scenario())
-    changes = [chunk for chunk in sent if chunk.startswith(b"event: change")]
-    assert len({id(chunk) for chunk in changes}) <= len(changes) // 2
+    assert len(sent) > 6, "they rest between two changes, and are sent the next one at once"
+    assert all(chunk.startswith(b"event: change") for chunk in sent)
+    assert len({id(chunk) for chunk in sent}) <= len(sent) // 2
+
+
+def test_who_takes_nothing_is_waited_for_by_nobody_and_misses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is new cannot be sent to it while it rests: its own task waits until it takes some."""
+    monkeypatch.setattr("tests.unit.http.test_lagging.VALUE", json.dumps("x" * 9_000))
+    _, sent = chunks_sent(monkeypatch)
+
+    async def scenario() -> None:
+        async with served() as node, AsyncExitStack() as stack:
+            path = PATHS["a watch"]
+            slow, quick = [stack.enter_context(await request(node.port, path)) for _ in range(2)]
+            while not watching(node.shell, 2):
+                await asyncio.sleep(0)
+            loop, stream = asyncio.get_running_loop(), b""
+            for number in range(1_000):
+                await node.write()
+                while f"id: {node.written[-1]}\n".encode() not in stream[-20_000:]:
+                    stream += await loop.sock_recv(quick, 1 << 20)
+                if number > 20 and len(sent) < 1.5 * number:
+                    break
+            assert number < 900, "the slow one is full"
+            read, last = b"", f"id: {node.written[-1]}\n".encode()
+            while last not in read[-20_000:]:
+                read += await loop.sock_recv(slow, 1 << 20)
+            for one in (stream, read):
+                plain = re.sub(rb"\r\n[0-9a-f]+\r\n", b"", one)
+                found = [int(cas) for cas in re.findall(rb"event: change\nid: (\d+)\n", plain)]
+                assert found == node.written
+
+    asyncio.run(scenario())
+
+
+def test_who_rested_is_told_of_a_bookmark_soon_after_a_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.unit.http.test_lagging.VALUE", "1")
+    monkeypatch.setattr(watch, "BOOKMARK_S", 600.0)
+    monkeypatch.setattr(watch, "BOOKMARK_SOON_S", 0.05)
+
+    async def scenario() -> None:
+        async with served() as node, AsyncExitStack() as stack:
+            reader = stack.enter_context(await request(node.port, PATHS["a watch"]))
+            while not watching(node.shell, 1):
+                await asyncio.sleep(0)
+            loop, stream = asyncio.get_running_loop(), b""
+            async with asyncio.timeout(60):
+                for _ in range(3):
+                    await asyncio.sleep(0.01)
+                    await node.write()
+                    marked = b"event: bookmark\nid: %d\n" % node.written[-1]
+                    while marked not in stream:
+                        stream += await loop.sock_recv(reader, 1 << 20)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)

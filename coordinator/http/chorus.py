@@ -1,0 +1,90 @@
+"""Sends what is new to the watchers that rest: to all of them in one turn of the loop.
+
+A watcher rests once it has taken everything. To wake the task of each of a thousand watchers costs
+three times as much as to send to it. So the task sleeps on, and a round sends to all that were
+called meanwhile. After a round the loop is left to others for longer than the round has taken: the
+more watchers there are, the more changes each of them gets at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Protocol
+
+log = logging.getLogger("coordinator")
+
+PORTION = 200
+"""So many watchers are sent to before the loop does something else."""
+
+REST_FACTOR = 1.0
+"""After a round none begins for so many times as long as it took."""
+
+LATE_FACTOR, LATE_FROM, LATE_PACE_S, LATE_MAX_S = 2, 10, 0.004, 0.25
+"""If the turn of watchers came late, the next one comes so many times as much later, up to so long
+for each change that one was sent beyond the first ones: under full load they leave the loop to the
+node for most of the time."""
+
+
+class Singer(Protocol):
+    """A watcher that may rest."""
+
+    def sing(self) -> int:
+        """Send what is new, without waiting; return how many changes that was."""
+
+
+class Chorus:
+    """The watchers of a node that are to be sent something; for one loop."""
+
+    def __init__(self) -> None:
+        self._called: dict[Singer, None] = {}
+        self._round: deque[Singer] = deque()
+        self._is_due = False
+        self._due_s = self._rests_until_s = 0.0
+        self._took_s = self._late_s = 0.0
+        self._changes = 0
+
+    def call(self, singer: Singer) -> None:
+        """Have a watcher sing in the next round."""
+        self._called[singer] = None
+        if not self._is_due:
+            loop = asyncio.get_running_loop()
+            self._is_due, self._due_s = True, max(loop.time(), self._rests_until_s)
+            loop.call_at(self._due_s, self._begin)
+
+    def _begin(self) -> None:
+        self._round, self._called = deque(self._called), {}
+        self._late_s = asyncio.get_running_loop().time() - self._due_s
+        self._took_s, self._changes = 0.0, 0
+        self._sing()
+
+    def _sing(self) -> None:
+        """Have some sing, and then the next ones, or end the round."""
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        for _ in range(min(PORTION, len(self._round))):
+            try:
+                self._changes = max(self._changes, self._round.popleft().sing())
+            except Exception:
+                # Whatever it is: one watcher silences no other.
+                log.exception("a watcher could not be sent what is new")
+        self._took_s += loop.time() - begun_s
+        if self._round:
+            loop.call_soon(self._sing)
+            return
+        self._is_due = False
+        self._rests_until_s = loop.time() + rest_of(self._took_s, self._changes, self._late_s)
+        if self._called:
+            self.call(next(iter(self._called)))
+
+
+def rest_of(took_s: float, changes: int, late_s: float) -> float:
+    """Return how long no round begins after one that took so long, sent so many changes to one
+    watcher, and began so late."""
+    return REST_FACTOR * took_s + late_rest(changes, late_s)
+
+
+def late_rest(changes: int, late_s: float) -> float:
+    """Return how much longer a watcher waits that was sent so many changes, so late."""
+    return min(LATE_MAX_S, LATE_FACTOR * late_s, LATE_PACE_S * max(0, changes - LATE_FROM))
