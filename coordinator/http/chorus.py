@@ -2,8 +2,8 @@
 
 A watcher rests once it has taken everything. To wake the task of each of a thousand watchers costs
 three times as much as to send to it. So the task sleeps on, and a round sends to all that were
-called meanwhile. After a round the loop is left to others for longer than the round has taken: the
-more watchers there are, the more changes each of them gets at once.
+called meanwhile. After a round the loop is left to others for a while: the more watchers there are,
+and the more happens, the more changes each of them gets at once.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ from typing import Protocol
 
 log = logging.getLogger("coordinator")
 
-PORTION = 200
+PORTION = 500
 """So many watchers are sent to before the loop does something else."""
 
-REST_FACTOR = 1.0
-"""After a round none begins for so many times as long as it took."""
-
-LATE_FACTOR, LATE_FROM, LATE_PACE_S, LATE_MAX_S = 2, 10, 0.004, 0.25
-"""If the turn of watchers came late, the next one comes so many times as much later, up to so long
-for each change that one was sent beyond the first ones: under full load they leave the loop to the
-node for most of the time."""
+REST_FACTOR, FEW, REST_MAX_S = 0.3, 10, 0.25
+"""After a round none begins for so many times as long as it took, and once as long for each so many
+changes that a watcher was sent beyond the first ones; not for longer. Few changes come soon after
+they happen. Under full load watchers leave the loop to the node for most of the time."""
 
 
 class Singer(Protocol):
@@ -41,8 +38,7 @@ class Chorus:
         self._called: dict[Singer, None] = {}
         self._round: deque[Singer] = deque()
         self._is_due = False
-        self._due_s = self._rests_until_s = 0.0
-        self._took_s = self._late_s = 0.0
+        self._rests_until_s = self._took_s = 0.0
         self._changes = 0
 
     def call(self, singer: Singer) -> None:
@@ -50,12 +46,11 @@ class Chorus:
         self._called[singer] = None
         if not self._is_due:
             loop = asyncio.get_running_loop()
-            self._is_due, self._due_s = True, max(loop.time(), self._rests_until_s)
-            loop.call_at(self._due_s, self._begin)
+            self._is_due = True
+            loop.call_at(max(loop.time(), self._rests_until_s), self._begin)
 
     def _begin(self) -> None:
         self._round, self._called = deque(self._called), {}
-        self._late_s = asyncio.get_running_loop().time() - self._due_s
         self._took_s, self._changes = 0.0, 0
         self._sing()
 
@@ -74,17 +69,12 @@ class Chorus:
             loop.call_soon(self._sing)
             return
         self._is_due = False
-        self._rests_until_s = loop.time() + rest_of(self._took_s, self._changes, self._late_s)
+        self._rests_until_s = loop.time() + rest_of(self._took_s, self._changes)
         if self._called:
             self.call(next(iter(self._called)))
 
 
-def rest_of(took_s: float, changes: int, late_s: float) -> float:
-    """Return how long no round begins after one that took so long, sent so many changes to one
-    watcher, and began so late."""
-    return REST_FACTOR * took_s + late_rest(changes, late_s)
-
-
-def late_rest(changes: int, late_s: float) -> float:
-    """Return how much longer a watcher waits that was sent so many changes, so late."""
-    return min(LATE_MAX_S, LATE_FACTOR * late_s, LATE_PACE_S * max(0, changes - LATE_FROM))
+def rest_of(took_s: float, changes: int) -> float:
+    """Return how long no round begins after one that took so long, and sent so many changes to one
+    watcher."""
+    return min(REST_MAX_S, took_s * (REST_FACTOR + max(0, changes - FEW) / FEW))

@@ -2,8 +2,8 @@
 
 A watcher first gets the changes that it missed from the history, then follows the node's feed. Once
 it has taken everything it rests, and is sent what is new together with all others that rest
-(`coordinator.http.chorus`); the more there are, the less often, and the more at once. A watcher that reads too slowly gets `lagged` and is disconnected; no other watcher
-waits for it.
+(`coordinator.http.chorus`); the more there are, the less often, and the more at once. A watcher
+that reads too slowly gets `lagged` and is disconnected; no other watcher waits for it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from coordinator.core.history.predicates import (
 )
 from coordinator.core.model.types import Cas
 from coordinator.http.aside import HISTORY, WATCHERS
-from coordinator.http.chorus import Chorus, late_rest
+from coordinator.http.chorus import Chorus
 from coordinator.http.errors import ApiError
 from coordinator.http.extras import EXTRAS, Extras, Place
 from coordinator.http.frames import event, frame
@@ -55,6 +55,10 @@ loop does nothing else, and each watcher that is slow to take them holds its own
 
 PACE_S, PACE_MIN_S, PACE_MAX_S = 0.00005, 0.001, 0.05
 """A task of a watcher sends something again after so long for each watcher; of few at once."""
+
+LATE_FACTOR, LATE_FROM, LATE_PACE_S, LATE_MAX_S = 2, 10, 0.004, 0.25
+"""If its turn came late, so many times as much later, up to so long for each change that it was
+sent beyond the first ones."""
 
 ALIKE_MAX, ALIKE_BYTES_MAX = 16, 64 * 1024
 """So many portions of changes, and so large, are kept for others who take the same."""
@@ -449,7 +453,8 @@ def pace_of(watchers: int, changes: int, late_s: float) -> float:
     many changes, and whose turn came so late."""
     if watchers * PACE_S < PACE_MIN_S:
         return 0.0
-    return min(PACE_MAX_S, watchers * PACE_S) + late_rest(changes, late_s)
+    extra_s = min(LATE_MAX_S, LATE_FACTOR * late_s, LATE_PACE_S * max(0, changes - LATE_FROM))
+    return min(PACE_MAX_S, watchers * PACE_S) + extra_s
 
 
 NOTHING: Selector = Predicate(keys=frozenset({""}))
