@@ -194,6 +194,8 @@ class Application:
         self._fault: BaseException | None = None
         self._failures = 0
         self._pause_s = QUIET_PAUSE_S
+        self._returned_s = time.monotonic()
+        """When the last batch was handed back to Spark."""
         self._ready = False
 
     def _end(self) -> None:
@@ -426,6 +428,7 @@ class Application:
         `batch` is the number that Spark gives it, which means nothing: each query begins at 0.
         """
         begun_s = time.monotonic()
+        sparks_s = begun_s - self._returned_s
         with self._busy:
             if self._stopping.is_set():
                 raise StoppedError("stopping")
@@ -440,8 +443,10 @@ class Application:
         self._report_ready()
         self._pause_s = min(2 * self._pause_s, QUIET_PAUSE_S_MAX) if quiet else QUIET_PAUSE_S
         if not self.options.until_read:
-            left_s = begun_s + self.options.trigger_ms / 1000 - time.monotonic()
-            self._stopping.wait(max(left_s, self._pause_s if quiet else 0.0))
+            # Spark needs as long again until it begins the next batch.
+            left_s = begun_s + self.options.trigger_ms / 1000 - sparks_s - time.monotonic()
+            self._stopping.wait(max(0.0, left_s, self._pause_s if quiet else 0.0))
+        self._returned_s = time.monotonic()
 
     def _carry_out(self, frame: DataFrame) -> bool:
         """Compute a batch; return whether nothing has happened in it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,6 +74,26 @@ def test_batches_with_work_begin_a_period_apart_or_when_the_last_one_ends(
         batch()
     assert clock.waited == [round(max(0.0, 0.1 - took_s), 6)] * 3
     assert clock.now_s == pytest.approx(START_S + 3 * max(0.1, took_s))
+
+
+@pytest.mark.parametrize(("took_s", "sparks_s"), [(0.03, 0.05), (0.03, 0.2), (0.08, 0.05)])
+def test_what_spark_does_between_two_batches_is_part_of_the_period(
+    clock: Clock, tmp_path: Path, took_s: float, sparks_s: float
+) -> None:
+    """With 50 ms for that, a period of 100 ms was one of 150."""
+
+    def work() -> bool:
+        clock.now_s += took_s
+        return False
+
+    batch = timestamps(clock, work, tmp_path)
+    begun: list[float] = []
+    for _ in range(4):
+        clock.now_s += sparks_s
+        begun.append(clock.now_s)
+        batch()
+    periods = [after - before for before, after in pairwise(begun)]
+    assert periods == pytest.approx([max(0.1, took_s + sparks_s)] * 3)
 
 
 def test_quiet_batches_become_rare_and_work_ends_that(clock: Clock, tmp_path: Path) -> None:
