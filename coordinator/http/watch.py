@@ -139,7 +139,10 @@ class Described(Response):
 
 
 class EventStream(Response):
-    """An answer that goes on until the client leaves, the node ends, or the watcher has lagged."""
+    """An answer that goes on until the client leaves, the node ends, or the watcher has lagged.
+
+    Large because one place knows what was sent: snapshot, past, what is new, bookmarks and an end.
+    """
 
     media_type = "text/event-stream"
 

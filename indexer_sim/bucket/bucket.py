@@ -104,7 +104,7 @@ class Earlier(NamedTuple):
 
     about: About
     opened: Callable[[], Bucket]
-    """Returns it, with what is in it. Raises StorageError."""
+    """Returns it, with what is in it. Raises StorageError: `damaged` if it cannot be used."""
     take_place: Callable[[], None]
     """Makes its database that of the bucket. Raises StorageError."""
 
@@ -143,7 +143,8 @@ class Bucket:
         """Vbuckets of which something is held that the store has no more, as far as is known. It
         is known before what is lost can be read."""
         self.last_persistence = self.last_stability = 0
-        self.checkpointed = 0
+        self.checkpointed: tuple[int, int] = (0, 0)
+        """What the last checkpoint is of: the last write, and the number of its timestamp."""
         self.rolled_back = 0
         """The number of the last rollback that was done here."""
         self._recovering: frozenset[int] | None = None
@@ -452,37 +453,27 @@ class Bucket:
         return is_known and all(seqnos[vbucket] <= seqno for vbucket, seqno in left.items())
 
     def _go_back_to(self, one: Earlier, rollback: Rollback, in_use: frozenset[int]) -> bool:
-        """Go back to a checkpoint. False: it cannot be read; no index of now was whole there; or it
-        was made before another rollback, which may have rejected it.
+        """Go back to a checkpoint. False: it is damaged; no index of now was whole there; or it was
+        made before another rollback, which may have rejected it.
 
         What is held of slices, and how far `mutations` were read, is as now.
         """
+        batch = WriteBatch(raw_mode=True)
         try:
             then = one.opened()
-        except StorageError:
-            return False
+            seqnos = one.about.vector.seqnos.tolist()
+            built = whole_at(seqnos, then.tracker).items()
+            whole = frozenset(i for i, build in built if self._has(i, then.shards[i], build))
+            if then.rolled_back != self.rolled_back or not whole:
+                return False
+            self._put_what_was(batch, then, one.about, whole)
+        except StorageError as error:
+            if error.code == "damaged":  # It, and not what is here.
+                return False
+            raise
         tracker = self.tracker
-        vector = one.about.vector
-        built = whole_at(vector.seqnos.tolist(), then.tracker)
-        whole = frozenset(i for i, build in built.items() if self._has(i, then.shards[i], build))
-        if then.rolled_back != self.rolled_back or not whole:
-            return False
         self.stale = True  # What is known counts once the other database is here.
-        batch = WriteBatch(raw_mode=True)
-        for index_id in then.slices.keys() - whole:
-            then.put_end(batch, index_id)
-        for index_id in self.slices.keys() - whole:
-            batch.put(SHARD + INDEX_KEY.pack(index_id), INDEX_KEY.pack(self.shards[index_id]))
-            then.back_index.renew(batch, index_id, had_entries=False)
-        for index_id in whole:
-            then.put_release(batch, index_id, then.slices[index_id] - self.slices[index_id])
-            batch.delete_range(*under(tombstone_prefix(index_id)))
-        for key, definition in self.database.scan(SLICE):
-            batch.put(key, definition)
-        held = Settlement(then.database, then.back_index, self.slices, then.sizes, tracker)
-        held.put_back(batch, [c for c in one.about.changes if c.index_id in whole])
-        then.sizes.put(batch)
-        tracker.go_back(vector, whole)
+        tracker.go_back(one.about.vector, whole)
         self._cut_off(rollback)
         for prefix in (PROGRESS, MARK, STATE, CHAIN, OFFSET, TOPIC):
             batch.delete_range(*under(prefix))
@@ -496,8 +487,25 @@ class Bucket:
             then.write(batch)
             one.take_place()
             self.load()
-        self._snap_again(Wanted(one.about.number, vector))
+        self._snap_again(Wanted(one.about.number, one.about.vector))
         return True
+
+    def _put_what_was(self, batch: Any, then: Bucket, about: About, whole: frozenset[int]) -> None:
+        """Put into a batch for the database of `then` what makes it hold what is held now: the
+        indexes `whole` as they were, and the others empty. Raises StorageError."""
+        for index_id in then.slices.keys() - whole:
+            then.put_end(batch, index_id)
+        for index_id in self.slices.keys() - whole:
+            batch.put(SHARD + INDEX_KEY.pack(index_id), INDEX_KEY.pack(self.shards[index_id]))
+            then.back_index.renew(batch, index_id, had_entries=False)
+        for index_id in whole:
+            then.put_release(batch, index_id, then.slices[index_id] - self.slices[index_id])
+            batch.delete_range(*under(tombstone_prefix(index_id)))
+        for key, definition in self.database.scan(SLICE):
+            batch.put(key, definition)
+        held = Settlement(then.database, then.back_index, self.slices, then.sizes, self.tracker)
+        held.put_back(batch, [c for c in about.changes if c.index_id in whole])
+        then.sizes.put(batch)
 
     def _cut_off(self, rollback: Rollback) -> None:
         """Nothing counts of what was lost, nor of what was sent before."""

@@ -2,7 +2,8 @@
 
 RocksDB makes a copy at little cost: it links files that never change. A file beside the copy
 describes it (`About`): its number, the vector of its stability timestamp, if it has one, and the
-changes to undo to get exactly there. A checkpoint counts once it has its final name.
+changes to undo to get exactly there; with a checksum. A checkpoint counts once it has its final
+name.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 from rocksdict import Checkpoint, Rdict
 
@@ -25,6 +27,7 @@ KEPT = 3
 DRAFT, DATABASE, ABOUT = "draft", "db", "about"
 ABOUT_HEAD = struct.Struct(">qQI")
 UNDO_HEAD = struct.Struct(">HQQHii")
+CHECKSUM = struct.Struct(">I")
 TABLE = ".sst"
 
 
@@ -38,10 +41,15 @@ class About:
 
     def pack(self) -> bytes:
         head = ABOUT_HEAD.pack(self.number, len(self.vector), len(self.changes))
-        return b"".join((head, *self.vector.to_bytes(), *map(_pack_undo, self.changes)))
+        text = b"".join((head, *self.vector.to_bytes(), *map(_pack_undo, self.changes)))
+        return text + CHECKSUM.pack(crc32(text))
 
     @classmethod
     def unpack(cls, raw: bytes) -> About:
+        """Return what `pack` made these bytes of. ValueError: they are none."""
+        raw, checksum = raw[: -CHECKSUM.size], raw[-CHECKSUM.size :]
+        if checksum != CHECKSUM.pack(crc32(raw)):
+            raise ValueError("a checkpoint that is not what was written")
         number, vbuckets, count = ABOUT_HEAD.unpack_from(raw)
         at, size = ABOUT_HEAD.size, 8 * vbuckets
         vector = Vector.from_bytes(raw[at : at + size], raw[at + size : at + 2 * size])
@@ -112,9 +120,14 @@ class Checkpoints:
         return made
 
     def prune(self, kept: int) -> None:
-        """Delete all but the newest few."""
-        for path in self.found()[kept:]:
-            shutil.rmtree(path, ignore_errors=True)
+        """Delete all but the newest few, and the newest that is of a timestamp: after a restart
+        those that are made are of none for a while."""
+        stays = True
+        for place, path in enumerate(self.found()):
+            is_newest = stays and _has_timestamp(path)
+            stays = stays and not is_newest
+            if place >= kept and not is_newest:
+                shutil.rmtree(path, ignore_errors=True)
 
     def discard(self) -> None:
         """Delete all of them."""
@@ -126,6 +139,15 @@ def about(checkpoint: Path) -> About | None:
     with suppress(OSError, ValueError, struct.error):
         return About.unpack((checkpoint / ABOUT).read_bytes())
     return None
+
+
+def _has_timestamp(checkpoint: Path) -> bool:
+    """Tell whether a checkpoint says that it is of a timestamp."""
+    try:
+        with (checkpoint / ABOUT).open("rb") as file:
+            return bool(ABOUT_HEAD.unpack(file.read(ABOUT_HEAD.size))[0])
+    except (OSError, struct.error):
+        return False
 
 
 def copy(checkpoint: Path, target: Path) -> None:
@@ -145,6 +167,12 @@ def copied(checkpoint: Path, target: Path) -> Path:
 def draft_of(target: Path) -> Path:
     """Return where a copy is before it is at its place."""
     return target.with_name(f".{target.name}.draft")
+
+
+def ready_of(target: Path) -> Path:
+    """Return where a database is that is to take the place of another, which is not needed any
+    more."""
+    return target.with_name(f".{target.name}.ready")
 
 
 def _copy_files(files: Iterable[Path], target: Path) -> None:

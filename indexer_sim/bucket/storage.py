@@ -11,9 +11,10 @@ position, index states), `buckets/<name>/`, `checkpoints/<name>/<number>/`, `res
 
 from __future__ import annotations
 
+import errno
 import shutil
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from rocksdict import WriteBatch
 from coordinator.runtime.files import make_durably
 from indexer_sim.bucket.allocation import NONE, Slices
 from indexer_sim.bucket.bucket import Bucket, Earlier
-from indexer_sim.bucket.checkpoints import Checkpoints, about, copied, copy, draft_of
+from indexer_sim.bucket.checkpoints import Checkpoints, about, copied, copy, draft_of, ready_of
 from indexer_sim.bucket.database import WRITE_BUFFER_BYTES, Database, StorageError, refusal
 from indexer_sim.bucket.names import bucket_name, folder_name
 from indexer_sim.bucket.reserve import Reserve
@@ -36,6 +37,9 @@ INDEX, VBUCKETS, ROLLBACK = b"index/", b"vbuckets/", b"rollback/"
 NUMBER = struct.Struct(">Q")
 WHOLE = struct.Struct(">q")
 PLACE = struct.Struct(">qq")
+
+PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""For want of what comes back, the same may be done later."""
 
 RESERVE_BYTES = 2 * WRITE_BUFFER_BYTES
 NOWHERE: Mapping[int, int] = {}
@@ -75,6 +79,10 @@ class Storage:
         self._meta.opened()
         self.bind("indexer", identity)
         shutil.rmtree(self.folder / TRASH, ignore_errors=True)
+        for left in (self.folder / BUCKETS).glob(draft_of(Path("*")).name):
+            shutil.rmtree(left, ignore_errors=True)
+        for ready in (self.folder / BUCKETS).glob(ready_of(Path("*")).name):
+            self._put_in_place(ready.with_name(ready.name[1 : -len(ready.suffix)]))
         for key, value in self._meta.scan(VBUCKETS):
             self._vbuckets[key[len(VBUCKETS) :].decode()] = NUMBER.unpack(value)[0]
         paths = {*(self.folder / BUCKETS).glob("[!.]*")}
@@ -155,6 +163,9 @@ class Storage:
             try:
                 if not (bucket.stale or bucket.damaged):
                     return
+                if ready_of(bucket.database.folder).exists():
+                    bucket.database.close()
+                    self._put_in_place(bucket.database.folder)
                 if not bucket.damaged:
                     bucket.load()
                     if bucket.slices:
@@ -190,7 +201,7 @@ class Storage:
         do with fewer.
         """
         about = bucket.about()
-        changed = bucket.database.latest()
+        changed = bucket.database.latest(), about.number
         if changed == bucket.checkpointed:
             return
         places = self.checkpoints(bucket)
@@ -206,7 +217,7 @@ class Storage:
         """Return where the checkpoints of a bucket are."""
         return Checkpoints(self.folder / CHECKPOINTS / folder_name(bucket.name))
 
-    def earlier(self, bucket: Bucket) -> Iterator[Earlier]:
+    def earlier(self, bucket: Bucket) -> Generator[Earlier, None, None]:
         """Yield a bucket as its checkpoints have it, the newest first: each until the next one."""
         for checkpoint in self.checkpoints(bucket).found():
             if (said := about(checkpoint)) is None:
@@ -222,18 +233,27 @@ class Storage:
     def _replace(self, bucket: Bucket, by: Bucket) -> None:
         """Put a bucket's database in the place of another. Raises StorageError.
 
-        Where this ends in the middle, there is none: then it is made from a checkpoint again.
+        Once it is ready, whoever opens the bucket next does the rest.
         """
         folder = bucket.database.folder
         by.database.close()
         bucket.database.close()
         try:
+            by.database.folder.rename(ready_of(folder))
+            make_durably(ready_of(folder))
+        except OSError as error:
+            raise refusal(error, folder) from error
+        self._put_in_place(folder)
+        bucket.checkpointed = (0, 0)
+
+    def _put_in_place(self, folder: Path) -> None:
+        """Have a database that is ready take the place of another. Raises StorageError."""
+        try:
             self._throw_away(folder)
-            by.database.folder.rename(folder)
+            ready_of(folder).rename(folder)
             make_durably(folder)
         except OSError as error:
             raise refusal(error, folder) from error
-        bucket.checkpointed = 0
 
     def know(self, bucket: str, vbuckets: int) -> None:
         """Note how many vbuckets a bucket has; saved with the position behind it."""
@@ -318,6 +338,8 @@ class Storage:
         try:
             self.checkpoints(bucket).discard()
             self._throw_away(bucket.database.folder)
+            for left in (draft_of(bucket.database.folder), ready_of(bucket.database.folder)):
+                shutil.rmtree(left, ignore_errors=True)
         except OSError as error:
             raise refusal(error, bucket.database.folder) from error
         self._buckets.pop(bucket.name, None)
@@ -382,11 +404,14 @@ class Storage:
 
 
 def _open_copy(checkpoint: Path, target: Path, then: Bucket) -> Bucket:
-    """Copy a checkpoint beside `target`, and return the bucket that is there. StorageError."""
+    """Copy a checkpoint beside `target`, and return the bucket that is there. Raises StorageError:
+    `damaged` if that cannot be done, and will not be later."""
     try:
         copied(checkpoint, target)
     except OSError as error:
-        raise refusal(error, target) from error
+        if error.errno in PASSING:
+            raise StorageError("refused", f"{checkpoint.name}: {error.strerror}") from error
+        raise StorageError("damaged", f"{checkpoint.name}: {error.strerror}") from error
     then.load()
     return then
 

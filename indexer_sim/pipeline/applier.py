@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 
 from coordinator.core.model.entities import Rollback
@@ -117,7 +118,8 @@ class Applier:
                 self._until_done(name, self._storage.epoch, partial(self._roll_back, rollback))
 
     def _roll_back(self, rollback: Rollback, bucket: Bucket) -> None:
-        done = bucket.roll_back(rollback, self._storage.earlier(bucket))
+        with closing(self._storage.earlier(bucket)) as earlier:
+            done = bucket.roll_back(rollback, earlier)
         if done:
             self._info(f"bucket {bucket.name}: rollback {rollback.number}: {done}")
             self._news()

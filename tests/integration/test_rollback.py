@@ -150,10 +150,10 @@ def test_what_the_store_has_lost_is_in_no_index_and_everything_goes_on(plane: Lo
 
 def is_persisted(plane: LoggedPlane, indexer: int) -> bool:
     """Tell whether an indexer's newest checkpoint is of the newest stability timestamp."""
-    master = plane.cluster.master()
-    shown = plane.cluster.get(master, f"/v1/stability/{plane.bucket}")
-    row = next(one for one in shown["lag"]["indexers"] if one["indexer"] == indexer)
-    return bool(row["persisted"] == shown["digest"])
+    shown = plane.cluster.get(plane.cluster.master(), "/v1/stability")["buckets"]
+    bucket = next(one for one in shown if one["bucket"] == plane.bucket)
+    row = next(one for one in bucket["lag"]["indexers"] if one["indexer"] == indexer)
+    return bool(row["persisted"] == bucket["stability"]["digest"])
 
 
 def test_indexers_go_back_to_a_snapshot_that_has_nothing_of_what_was_lost(
@@ -171,6 +171,7 @@ def test_indexers_go_back_to_a_snapshot_that_has_nothing_of_what_was_lost(
         plane.put(f"later-{n}", {"country": "Z", "city": f"later-{n}", "name": f"later-{n}"})
     plane.agrees()
     _restart_indexer(plant)
+    wait_until(lambda: are_scanned(plane), "every slice answers", RECOVERED_S)
     plane.agrees()
     assert plane.stability()[0] == number, "nothing of this is in any snapshot"
     written = [v for v, (a, b) in enumerate(zip(before, plane.high().seqnos, strict=True)) if a < b]

@@ -4957,7 +4957,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what-a-checkpoint-has-beyond-its-timestamp-stays",
         "indexer_sim/bucket/bucket.py",
-        "held.put_back(batch, [c for c in one.about.changes if c.index_id in whole])",
+        "held.put_back(batch, [c for c in about.changes if c.index_id in whole])",
         "held.put_back(batch, [])",
         EARLIER,
     ),
@@ -5013,15 +5013,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "after-a-checkpoint-there-is-no-snapshot",
         "indexer_sim/bucket/bucket.py",
-        "        self._snap_again(Wanted(one.about.number, vector))\n",
+        "        self._snap_again(Wanted(one.about.number, one.about.vector))\n",
         "",
         EARLIER,
     ),
     Mutant(
         "a-checkpoint-that-cannot-be-read-stops-a-rollback",
         "indexer_sim/bucket/bucket.py",
-        "            then = one.opened()\n        except StorageError:\n            return False\n",
-        "            then = one.opened()\n        except StorageError:\n            raise\n",
+        'if error.code == "damaged":  # It, and not what is here.',
+        'if error.code == "never":',
         EARLIER,
     ),
 )

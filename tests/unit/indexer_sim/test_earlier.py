@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -11,6 +13,8 @@ import pytest
 
 from coordinator.core.keys.key_versions import END, UPSERT, Item, attach, begin
 from coordinator.core.model.stream_records import BACKFILL, MAINTENANCE
+from indexer_sim.bucket import checkpoints
+from indexer_sim.bucket.checkpoints import KEPT
 from indexer_sim.bucket.database import StorageError
 from indexer_sim.bucket.snapshots import UNDO_BYTES, Timeline
 from indexer_sim.bucket.storage import Storage
@@ -208,16 +212,19 @@ def test_a_checkpoint_of_which_not_all_can_be_undone_is_of_no_timestamp(storage:
     assert go_back(feeder) == "back to 0"
 
 
-@pytest.mark.parametrize("step", ["opened", "between"])
+@pytest.mark.parametrize("step", ["before", "between"])
+@pytest.mark.parametrize("again", ["loaded", "started"])
 def test_whatever_ends_it_in_the_middle_it_is_done_in_the_end(
-    fed: Feeder, monkeypatch: pytest.MonkeyPatch, step: str
+    fed: Feeder, monkeypatch: pytest.MonkeyPatch, step: str, again: str
 ) -> None:
+    """Once the other database is ready, it takes the place by itself: nothing of now is lost."""
+    fed.storage.allocate("b", 3, frozenset({1}), b"third")
     restart(fed)
     folder = fed.bucket.database.folder
     rename = Path.rename
 
     def refused(path: Path, to: Path) -> Path:
-        if step == "opened" or to == folder:
+        if to.name == folder.name if step == "between" else to.name.startswith(f".{folder.name}"):
             raise OSError("no")
         return rename(path, to)
 
@@ -225,17 +232,103 @@ def test_whatever_ends_it_in_the_middle_it_is_done_in_the_end(
         patch.setattr(Path, "rename", refused)
         with pytest.raises(StorageError):
             go_back(fed)
-    assert folder.exists() == (step == "opened")
+    assert folder.exists() == (step == "before")
+    if again == "started":
+        fed.storage.close()
+        fed.storage = Storage(fed.storage.folder, "indexer 1 of cluster demo")
+        fed.storage.know("b", VBUCKETS)
+    else:
+        restart(fed)
+    said = "back to timestamp 1, from a checkpoint" if step == "before" else ""
+    assert go_back(fed) == said
+    is_there(fed)
+    assert fed.storage.held == {INDEX: BOTH, 3: frozenset({1})}
+    assert [path.name for path in folder.parent.iterdir()] == ["b"]
+    fed.storage.close()
+
+
+@pytest.mark.parametrize("how", ["lists", "tables"])
+def test_a_damaged_checkpoint_is_passed_over_and_what_is_here_is_kept(
+    fed: Feeder, how: str
+) -> None:
+    """Also where the damage shows only when the first document is looked up."""
+    newest, *_ = fed.storage.checkpoints(fed.bucket).found()
+    for path in (newest / "db").glob("MANIFEST-*" if how == "lists" else "*.sst"):
+        raw = path.read_bytes()
+        path.unlink()
+        if how == "tables":
+            path.write_bytes(b"\xff" * (len(raw) // 2) + raw[len(raw) // 2 :])
+    restart(fed)
+    epoch = fed.storage.epoch
+    assert go_back(fed) == "back to 0"
+    assert (fed.read_all(), fed.storage.epoch) == ([], epoch)
+    assert [path.name for path in fed.bucket.database.folder.parent.iterdir()] == ["b"]
+
+
+def test_for_want_of_room_it_is_tried_again(fed: Feeder, monkeypatch: pytest.MonkeyPatch) -> None:
+    restart(fed)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", full)
+        with pytest.raises(StorageError):
+            go_back(fed)
     restart(fed)
     assert go_back(fed) == "back to timestamp 1, from a checkpoint"
     is_there(fed)
 
 
-def test_a_checkpoint_that_cannot_be_read_is_passed_over(fed: Feeder) -> None:
+def test_what_says_of_when_a_checkpoint_is_is_not_used_if_it_is_damaged(fed: Feeder) -> None:
     newest, *_ = fed.storage.checkpoints(fed.bucket).found()
-    for path in (newest / "db").glob("MANIFEST-*"):
-        path.unlink()
+    file = newest / "about"
+    raw = file.read_bytes()
+    for at in range(0, len(raw), 7):
+        file.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+        assert checkpoints.about(newest) is None
+        file.write_bytes(raw[:at])
+        assert checkpoints.about(newest) is None
     restart(fed)
     assert go_back(fed) == "back to 0"
-    assert fed.read_all() == []
-    assert [path.name for path in fed.bucket.database.folder.parent.iterdir()] == ["b"]
+
+
+def test_checkpoints_of_no_timestamp_do_not_push_out_the_newest_that_has_one(fed: Feeder) -> None:
+    """After a restart there is no snapshot for a while, and a checkpoint each ten seconds."""
+    restart(fed)
+    for value in range(1, 2 * KEPT):
+        fed.mutate(b"d0", value % 6)
+        fed.storage.make_checkpoint(fed.bucket)
+    assert len(fed.storage.checkpoints(fed.bucket).found()) == KEPT + 1
+    assert go_back(fed) == "back to timestamp 1, from a checkpoint"
+    is_there(fed)
+
+
+def test_a_snapshot_that_is_made_while_nothing_is_written_gets_a_checkpoint(
+    storage: Storage,
+) -> None:
+    feeder = Feeder(storage)
+    feeder.mutate(b"d0", 1)
+    feeder.sync()
+    storage.make_checkpoint(feeder.bucket)
+    feeder.stable()
+    storage.make_checkpoint(feeder.bucket)
+    newest, *_ = storage.checkpoints(feeder.bucket).found()
+    found = checkpoints.about(newest)
+    assert found is not None
+    assert found.number == 1
+
+
+def test_copies_that_nobody_needs_any_more_are_deleted(fed: Feeder) -> None:
+    """What they link takes room on the disk."""
+    folder = fed.bucket.database.folder
+    left = checkpoints.draft_of(folder), checkpoints.ready_of(folder)
+    left[0].mkdir()
+    fed.storage.close()
+    fed.storage = Storage(fed.storage.folder, "indexer 1 of cluster demo")
+    assert not left[0].exists()
+    for one in left:
+        one.mkdir()
+    fed.storage.release(INDEX, BOTH)
+    assert not any(one.exists() for one in left)
+    fed.storage.close()
