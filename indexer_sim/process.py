@@ -581,8 +581,10 @@ class IndexerLink(Link):
                 return found
 
     def close(self) -> None:
-        self._beats.client.close()
-        super().close()
+        try:
+            self._beats.client.close()
+        finally:
+            super().close()
 
 
 def _index_in(mutation: Mutation) -> tuple[int, Index | None]:

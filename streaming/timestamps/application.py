@@ -196,6 +196,8 @@ class Application:
         self._pause_s = QUIET_PAUSE_S
         self._returned_s = time.monotonic()
         """When the last batch was handed back to Spark."""
+        self._sparks_s = 0.0
+        """What Spark took between the two batches before."""
         self._ready = False
 
     def _end(self) -> None:
@@ -428,7 +430,9 @@ class Application:
         `batch` is the number that Spark gives it, which means nothing: each query begins at 0.
         """
         begun_s = time.monotonic()
-        sparks_s = begun_s - self._returned_s
+        # One that waited for records is no measure of the next one.
+        since_s = begun_s - self._returned_s
+        sparks_s, self._sparks_s = min(since_s, self._sparks_s), since_s
         with self._busy:
             if self._stopping.is_set():
                 raise StoppedError("stopping")

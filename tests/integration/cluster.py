@@ -175,7 +175,7 @@ class Child:
     def stop_impatiently(self) -> None:
         """Stop it by SIGTERM again and again, as a console and a supervisor together do."""
         while self.runs:
-            os.kill(self.pid, signal.SIGTERM)
+            self._signal(signal.SIGTERM)
             time.sleep(IMPATIENCE_S)
         self.stop()
 
@@ -185,10 +185,14 @@ class Child:
             self.process.wait()
 
     def pause(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
 
     def wait(self, deadline_s: float = DEADLINE_S) -> int:
         """Wait for its end and return its exit code."""

@@ -55,6 +55,7 @@ MODULES = {
 }
 """What can be run, by the name after `-m`, and what is imported for it, now or soon."""
 
+SERVERS = 2
 REQUEST_BYTES_MAX = 1 << 17
 NUMBER = struct.Struct("!q")
 ROOT = Path(__file__).parents[2]
@@ -82,12 +83,15 @@ class Forked:
         self._status = status
         weakref.finalize(self, status.close)
         self._lock = threading.Lock()
-        self.pid = self._number()
+        pid = self._number()
+        if pid is None:
+            raise ConnectionError(f"the server of {arguments} has ended")
+        self.pid = pid
 
-    def _number(self) -> int:
+    def _number(self) -> int | None:
+        """Return what the server says next; None: it has ended, and so have its children."""
         data = self._status.recv(NUMBER.size, socket.MSG_WAITALL)
-        assert len(data) == NUMBER.size, f"the server of {self.args} has ended"
-        return int(NUMBER.unpack(data)[0])
+        return int(NUMBER.unpack(data)[0]) if len(data) == NUMBER.size else None
 
     def poll(self) -> int | None:
         return self._wait(0)
@@ -101,10 +105,12 @@ class Forked:
     def _wait(self, timeout_s: float | None) -> int | None:
         ends = select.poll()
         ends.register(self._status, select.POLLIN)
-        if self.returncode is None and ends.poll(None if timeout_s is None else timeout_s * 1000):
+        wait_ms = None if timeout_s is None else max(0.0, timeout_s) * 1000
+        if self.returncode is None and ends.poll(wait_ms):
             with self._lock:
                 if self.returncode is None:
-                    self.returncode = os.waitstatus_to_exitcode(self._number())
+                    status = signal.SIGKILL if (said := self._number()) is None else said
+                    self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -120,11 +126,16 @@ Spawned = subprocess.Popen[bytes] | Forked
 
 
 class Preloaded:
-    """The server of this test process, which begins with its first child."""
+    """The servers of this test process, which begin with its first children.
+
+    They take turns: processes that are forked by one have the same hashes of strings, and so the
+    same order of sets. Nodes that must agree have not all of them the same.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
+        self._servers: list[socket.socket | None] = [None] * SERVERS
+        self._turn = 0
 
     def spawn(self, argv: Sequence[str], *, output: IO[bytes] | None = None) -> Spawned:
         """Start what `embedded.processes.spawn` would start; forked, where that can be."""
@@ -135,13 +146,21 @@ class Preloaded:
         if not is_known or not sys.platform.startswith("linux"):
             return spawn(argv, output=output)
         request = Request(argv[2], list(argv[3:]), os.getcwd(), dict(os.environ))
-        ours, theirs = socket.socketpair()
-        with self._lock, theirs:
-            if self._socket is None:
-                self._socket = self._started()
-            text = json.dumps(asdict(request)).encode()
-            socket.send_fds(self._socket, [text], [output.fileno(), theirs.fileno()])
-        return Forked(argv, ours)
+        text = json.dumps(asdict(request)).encode()
+        for _ in range(1 + SERVERS):
+            ours, theirs = socket.socketpair()
+            with self._lock, theirs, suppress(ConnectionError):
+                self._servers = [one or self._started() for one in self._servers]
+                self._turn = turn = (self._turn + 1) % SERVERS
+                try:
+                    fds = [output.fileno(), theirs.fileno()]
+                    socket.send_fds(self._servers[turn], [text], fds)
+                    theirs.close()
+                    return Forked(argv, ours)
+                except ConnectionError:
+                    self._servers[turn] = None
+                    raise
+        raise ConnectionError("no server of processes lasts")
 
     @staticmethod
     def _started() -> socket.socket:
@@ -210,9 +229,11 @@ def _become(request: Request, output: int, server: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     die_with_parent(server)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    os.close(nothing)
     os.close(output)
     os.chdir(request.folder)
     os.environ.clear()

@@ -92,8 +92,18 @@ def test_what_spark_does_between_two_batches_is_part_of_the_period(
         clock.now_s += sparks_s
         begun.append(clock.now_s)
         batch()
-    periods = [after - before for before, after in pairwise(begun)]
-    assert periods == pytest.approx([max(0.1, took_s + sparks_s)] * 3)
+    _, *periods = (after - before for before, after in pairwise(begun))
+    assert periods == pytest.approx([max(0.1, took_s + sparks_s)] * 2)
+
+
+def test_a_batch_that_waited_for_records_does_not_hurry_the_next_one(
+    clock: Clock, tmp_path: Path
+) -> None:
+    batch = timestamps(clock, lambda: False, tmp_path)
+    for sparks_s in (0.05, 0.05, 7.0, 0.05, 0.05):
+        clock.now_s += sparks_s
+        batch()
+    assert clock.waited == [0.1, *[0.05] * 4]
 
 
 def test_quiet_batches_become_rare_and_work_ends_that(clock: Clock, tmp_path: Path) -> None:

@@ -245,6 +245,12 @@ def test_putting_parts_together_takes_room_for_what_is_there_not_for_what_could_
     assert most < 1_000 * len(rows)
 
 
+def test_what_one_connection_says_of_two_buckets_stays_apart() -> None:
+    rows = [sync_row(0, offset, f"b{offset % 2}", vbucket=1, connection=5) for offset in range(4)]
+    found = rows_of(pa.Table.from_batches([*partials([batch(rows)], {})], RECORDS), {})
+    assert [(one.bucket, one.seqno.tolist()) for one in found.syncs] == [("b0", [2]), ("b1", [3])]
+
+
 def test_a_sync_whose_numbers_cannot_be_is_a_raw_row() -> None:
     """So that each becomes a dead letter, and none replaces another."""
     bad: list[dict[str, int]] = [
