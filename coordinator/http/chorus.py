@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Protocol
+
+from coordinator.core.history.following import BOOKMARK_SOON_S
 
 log = logging.getLogger("coordinator")
 
@@ -28,13 +30,19 @@ class Singer(Protocol):
     """A watcher that may rest."""
 
     def sing(self) -> int:
-        """Send what is new, without waiting; return how many changes that was."""
+        """Send what is new, without waiting; return how many changes were sent."""
+
+    def wake(self) -> None:
+        """Have its own task look at what there is to do."""
 
 
 class Chorus:
     """The watchers of a node that are to be sent something; for one loop."""
 
     def __init__(self) -> None:
+        self._sung: OrderedDict[Singer, float] = OrderedDict()
+        """Who has sung, and when last; of whom was sung longest ago comes first."""
+
         self._called: dict[Singer, None] = {}
         self._round: deque[Singer] = deque()
         self._is_due = False
@@ -49,6 +57,11 @@ class Chorus:
             self._is_due = True
             loop.call_at(max(loop.time(), self._rests_until_s), self._begin)
 
+    def forget(self, singer: Singer) -> None:
+        """A watcher is gone."""
+        self._called.pop(singer, None)
+        self._sung.pop(singer, None)
+
     def _begin(self) -> None:
         self._round, self._called = deque(self._called), {}
         self._took_s, self._changes = 0.0, 0
@@ -59,11 +72,7 @@ class Chorus:
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         for _ in range(min(PORTION, len(self._round))):
-            try:
-                self._changes = max(self._changes, self._round.popleft().sing())
-            except Exception:
-                # Whatever it is: one watcher silences no other.
-                log.exception("a watcher could not be sent what is new")
+            self._have_sing(self._round.popleft(), begun_s)
         self._took_s += loop.time() - begun_s
         if self._round:
             loop.call_soon(self._sing)
@@ -72,6 +81,34 @@ class Chorus:
         self._rests_until_s = loop.time() + rest_of(self._took_s, self._changes)
         if self._called:
             self.call(next(iter(self._called)))
+
+    def _have_sing(self, singer: Singer, now_s: float) -> None:
+        try:
+            changes = singer.sing()
+        except Exception:
+            # Whatever it is: one watcher silences no other.
+            log.exception("a watcher could not be sent what is new")
+            singer.wake()
+            return
+        self._changes = max(self._changes, changes)
+        if changes:
+            if not self._sung:
+                asyncio.get_running_loop().call_later(BOOKMARK_SOON_S, self._look)
+            self._sung[singer] = now_s
+            self._sung.move_to_end(singer)
+
+    def _look(self) -> None:
+        """Wake those who were sent nothing for a while: a bookmark is due. There is one timer for
+        all: to set one for each costs more than to send."""
+        loop = asyncio.get_running_loop()
+        while self._sung:
+            singer, sung_s = next(iter(self._sung.items()))
+            left_s = sung_s + BOOKMARK_SOON_S - loop.time()
+            if left_s > 0:
+                loop.call_later(left_s, self._look)
+                return
+            del self._sung[singer]
+            singer.wake()
 
 
 def rest_of(took_s: float, changes: int) -> float:

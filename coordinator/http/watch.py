@@ -47,7 +47,9 @@ from coordinator.kafka.archive_segments import ArchiveError
 from coordinator.node.history import CompactedError, Page, StillReadingError
 from coordinator.node.shell import Shell
 
-LIMIT = 256
+LIMIT, PORTIONS = 256, 4
+"""So many changes are sent at once, and so many times in a round."""
+
 PAGE = 500
 SNAPSHOT_PORTION, PORTION_BYTES = 100, 256 * 1024
 """So many entities, and little more than so many bytes, are made into events at once: meanwhile the
@@ -183,6 +185,9 @@ class EventStream(Response):
         self._rests = False
         """Whether the task sleeps until there is something new."""
 
+        self._has_sung = False
+        """Whether it was sent something since then."""
+
         self._found: Sequence[Published] = ()
         """What was taken while it rested, and could not be sent at once."""
 
@@ -206,6 +211,9 @@ class EventStream(Response):
                     self._extras.leave(self._place)
                 if self._subscription is not None:
                     self._shell.changes.unsubscribe(self._subscription)
+                if self._chorus is not None:
+                    self._chorus.forget(self)
+                self._send, self._found = None, ()
 
     async def _await_leaving(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -366,6 +374,7 @@ class EventStream(Response):
                 return
             elif extras is not None and self._place and (extra := extras.news(self._place)):
                 yield extra
+                continue  # It is no bookmark, and puts none off.
             elif loop.time() - self._told_s >= self._pause_s:
                 if self._shell.node.state.cas > changes.newest:
                     # The node found a newer state, and nobody told the feed how it came about.
@@ -374,17 +383,28 @@ class EventStream(Response):
                 yield frame("bookmark", {"cas": subscription.position}, subscription.position)
                 self._pause_s = BOOKMARK_S
             else:
-                self._rests = True
-                try:
-                    await self._sleep(self._told_s + self._pause_s - loop.time())
-                finally:
-                    self._rests = False
+                await self._rest()
                 continue
             self._told_s = loop.time()
             pace_s = pace_of(len(changes), len(found), late_s)
-            if found and subscription.following is None and pace_s:
+            if found and subscription.following is None and pace_s and self._chorus is None:
                 await asyncio.sleep(pace_s)
                 late_s = max(0.0, loop.time() - self._told_s - pace_s)
+
+    async def _rest(self) -> None:
+        """Sleep until there is something to do that no round does."""
+        loop = asyncio.get_running_loop()
+        self._rests, self._has_sung = True, False
+        try:
+            while not self._wake.is_set():
+                # Who has sung meanwhile, the chorus wakes for the bookmark behind that.
+                pause_s = BOOKMARK_S if self._has_sung else self._pause_s
+                left_s = self._told_s + pause_s - loop.time()
+                if left_s <= 0:
+                    return
+                await self._sleep(left_s)
+        finally:
+            self._rests = False
 
     def _is_called(self) -> None:
         """There is something new to take."""
@@ -393,23 +413,25 @@ class EventStream(Response):
         else:
             self._wake.set()
 
+    def wake(self) -> None:
+        self._wake.set()
+
     def sing(self) -> int:
         """Send what is new, if that needs no waiting; otherwise its own task does."""
-        subscription = self._subscription
-        found: Sequence[Published] = ()
-        if self._rests and not self._found and self._send is not None and subscription is not None:
+        subscription, sent = self._subscription, 0
+        for _ in range(PORTIONS):
+            if not self._rests or self._found or self._send is None or subscription is None:
+                break
             self._found = found = subscription.take(LIMIT, self._shell.changes.newest)
             chunk = self._alike(found) if found else b""
-            if chunk and sent_at_once(self._send, chunk):
-                self._found, self._told_s = (), asyncio.get_running_loop().time()
-                if self._pause_s != BOOKMARK_SOON_S:
-                    self._pause_s = BOOKMARK_SOON_S
-                    self._wake.set()
-                elif subscription.following is not None:
-                    self._is_called()
-                return len(found)
+            if not chunk or not sent_at_once(self._send, chunk):
+                break
+            self._found, sent, self._has_sung = (), sent + len(found), True
+            self._told_s, self._pause_s = asyncio.get_running_loop().time(), BOOKMARK_SOON_S
+            if subscription.following is None:
+                return sent
         self._wake.set()
-        return len(found)
+        return sent
 
     async def _frames(self, found: Iterable[Published]) -> AsyncIterator[bytes]:
         """Yield the events of changes, a portion at a time: what a watcher does not take, it alone

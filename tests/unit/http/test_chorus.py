@@ -17,10 +17,15 @@ class Watcher:
     def __init__(self, sung: list[Watcher], then: Callable[[], object] = lambda: None) -> None:
         self._sung, self._then = sung, then
 
+        self.woken = 0
+
     def sing(self) -> int:
         self._sung.append(self)
         self._then()
         return 1
+
+    def wake(self) -> None:
+        self.woken += 1
 
 
 async def turns(count: int) -> None:
@@ -71,15 +76,41 @@ def test_of_many_watchers_some_sing_before_the_loop_does_something_else() -> Non
 def test_whatever_one_watcher_does_the_others_sing(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         chorus, sung = Chorus(), []
-        chorus.call(Watcher(sung, lambda: 1 // 0))
+        failing = Watcher(sung, lambda: 1 // 0)
+        chorus.call(failing)
         chorus.call(Watcher(sung))
         await turns(3)
         chorus.call(Watcher(sung))
         while len(sung) < 3:
             await asyncio.sleep(0)
+        assert failing.woken == 1, "its own task tries again"
 
     asyncio.run(scenario())
     assert "could not be sent" in caplog.text
+
+
+def test_who_has_sung_is_woken_for_a_bookmark_once_nothing_came_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chorus_module, "BOOKMARK_SOON_S", 0.05)
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        chorus, sung = Chorus(), []
+        early, late, gone = Watcher(sung), Watcher(sung), Watcher(sung)
+        for one in (early, gone):
+            chorus.call(one)
+        begun_s = loop.time()
+        while not early.woken:
+            chorus.call(late)
+            await asyncio.sleep(0.001)
+            chorus.forget(gone)
+        assert loop.time() - begun_s >= 0.05
+        assert (late.woken, gone.woken) == (0, 0), "it sings again and again"
+        while not late.woken:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(scenario())
 
 
 def test_after_a_round_none_begins_before_the_loop_was_left_to_others(
