@@ -11,7 +11,7 @@ import os
 import secrets
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from coordinator.core.model.records import (
 from coordinator.core.model.types import Cas
 from coordinator.kafka.log_reader import base_in, decode_event
 from coordinator.kafka.producers import DeadLetters, PlainProducer
-from coordinator.kafka.readers import TOGETHER
+from coordinator.kafka.readers import FETCH_WAIT_MS, TOGETHER, LogProbe
 from coordinator.kafka.state_follower import (
     CALL_TIMEOUT_S,
     PAUSE_S,
@@ -533,7 +533,8 @@ class IndexerLink(Link):
     """The connection of an indexer, which listens to the master, too.
 
     What is on `heartbeat` has a consumer of its own: every process of the cluster writes there, and
-    each record would end a fetch of everything else.
+    each record would end a fetch of everything else. So a fetch waits for its time, and with it a
+    question on the same connection.
     """
 
     def __init__(self, options: Options, dead_letters: DeadLetters) -> None:
@@ -543,6 +544,7 @@ class IndexerLink(Link):
             f"indexer-{options.indexer}",
             (COMMIT, ACKS, HEARTBEAT, DEAD_LETTER, MUTATIONS, STABILITY, FAILOVER_LOG),
             dead_letters,
+            **{"fetch.wait.max.ms": FETCH_WAIT_MS},
         )
         self.commit = topic_name(options.cluster, COMMIT)
         self.heartbeat = topic_name(options.cluster, HEARTBEAT)
@@ -550,11 +552,12 @@ class IndexerLink(Link):
         self.failover_log = topic_name(options.cluster, FAILOVER_LOG)
         who = f"indexer-{options.indexer}-heartbeats"
         self._beats = WatchedConsumer(options.bootstrap_servers, who, **TOGETHER)
+        self._probe = LogProbe(options.bootstrap_servers)
 
     def ends(self) -> dict[int, int]:
         """Return where the partitions of `mutations` end now. Raises KafkaException."""
         partitions = range(STREAM_PARTITIONS)
-        return {p: self.bounds(self.mutations, p)[1] for p in partitions}
+        return {p: self._probe.end(self.mutations, CALL_TIMEOUT_S, p) for p in partitions}
 
     def follow(self, position: int, *, with_commit: bool) -> None:
         """Read `statecontext` from `position` on, what comes on `heartbeat`, `failover-log` from
@@ -581,10 +584,10 @@ class IndexerLink(Link):
                 return found
 
     def close(self) -> None:
-        try:
-            self._beats.client.close()
-        finally:
-            super().close()
+        with ExitStack() as closing:
+            closing.callback(super().close)
+            closing.callback(self._beats.client.close)
+            closing.callback(self._probe.close)
 
 
 def _index_in(mutation: Mutation) -> tuple[int, Index | None]:

@@ -45,7 +45,9 @@ class Chorus:
 
         self._called: dict[Singer, None] = {}
         self._round: deque[Singer] = deque()
-        self._is_due = False
+        self._is_due = self._looks = False
+        """Whether a round is to come, or goes on; whether the timer for bookmarks runs."""
+
         self._rests_until_s = self._took_s = 0.0
         self._changes = 0
 
@@ -92,10 +94,11 @@ class Chorus:
             return
         self._changes = max(self._changes, changes)
         if changes:
-            if not self._sung:
-                asyncio.get_running_loop().call_later(BOOKMARK_SOON_S, self._look)
             self._sung[singer] = now_s
             self._sung.move_to_end(singer)
+            if not self._looks:
+                self._looks = True
+                asyncio.get_running_loop().call_later(BOOKMARK_SOON_S, self._look)
 
     def _look(self) -> None:
         """Wake those who were sent nothing for a while: a bookmark is due. There is one timer for
@@ -109,6 +112,7 @@ class Chorus:
                 return
             del self._sung[singer]
             singer.wake()
+        self._looks = False
 
 
 def rest_of(took_s: float, changes: int) -> float:

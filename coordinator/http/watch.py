@@ -386,8 +386,9 @@ class EventStream(Response):
                 await self._rest()
                 continue
             self._told_s = loop.time()
-            pace_s = pace_of(len(changes), len(found), late_s)
-            if found and subscription.following is None and pace_s and self._chorus is None:
+            if self._chorus is not None or not found or subscription.following is not None:
+                continue
+            if pace_s := pace_of(len(changes), len(found), late_s):
                 await asyncio.sleep(pace_s)
                 late_s = max(0.0, loop.time() - self._told_s - pace_s)
 

@@ -183,12 +183,13 @@ class LogProbe:
         self._making = threading.Lock()
         self._reader: Consumer | None = None
 
-    def end(self, topic: str, timeout_s: float) -> int:
-        """Return the last stable offset of partition 0. Raises KafkaException."""
+    def end(self, topic: str, timeout_s: float, partition: int = 0) -> int:
+        """Return the last stable offset of a partition. Raises KafkaException."""
         with self._making:
             if self._reader is None:
                 self._reader = consumer(self._servers, "probe")
-        return int(self._reader.get_watermark_offsets(TopicPartition(topic, 0), timeout_s)[1])
+        place = TopicPartition(topic, partition)
+        return int(self._reader.get_watermark_offsets(place, timeout_s)[1])
 
     def close(self) -> None:
         if self._reader is not None:

@@ -166,6 +166,7 @@ class Storage:
                 if ready_of(bucket.database.folder).exists():
                     bucket.database.close()
                     self._put_in_place(bucket.database.folder)
+                    bucket.damaged = False
                 if not bucket.damaged:
                     bucket.load()
                     if bucket.slices:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -137,6 +138,34 @@ def test_after_a_round_none_begins_before_the_loop_was_left_to_others(
         while len(times) < 4:
             await asyncio.sleep(0)
         assert times[2] - times[1] >= 0.06
+
+    asyncio.run(scenario())
+
+
+def test_however_many_come_and_go_there_is_one_timer_for_bookmarks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chorus_module, "BOOKMARK_SOON_S", 0.05)
+    looks: list[float] = []
+
+    class Looking(Chorus):
+        def _look(self) -> None:
+            looks.append(asyncio.get_running_loop().time())
+            super()._look()
+
+    async def scenario() -> None:
+        chorus, sung = Looking(), []
+        for _ in range(20):
+            one = Watcher(sung)
+            chorus.call(one)
+            while sung[-1:] != [one]:
+                await asyncio.sleep(0)
+            chorus.forget(one)
+        stays = Watcher(sung)
+        while len(looks) < 5:
+            chorus.call(stays)
+            await asyncio.sleep(0.001)
+        assert all(after - before > 0.02 for before, after in pairwise(looks))
 
     asyncio.run(scenario())
 
