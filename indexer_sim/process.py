@@ -17,7 +17,6 @@ from pathlib import Path
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
-    OFFSET_END,
     KafkaError,
     KafkaException,
     Message,
@@ -285,14 +284,18 @@ class Indexer:
 
     def _handle_messages(self, link: IndexerLink, messages: list[Message]) -> None:
         """Note what records say, save it, and act on it."""
+        rereads = False
+        for message in messages:
+            if message.topic() == link.heartbeat:
+                rereads |= self._is_told_to_reread(message)
+        if rereads:
+            self.position = None
+            self._begin(link)
+            return
         base_known = self.cas_base is not None
         moved = False
         for message in messages:
             if message.topic() == link.heartbeat:
-                if self._is_told_to_reread(message):
-                    self.position = None
-                    self._begin(link)
-                    return
                 continue
             if message.topic() == link.failover_log:
                 self.histories.note(message)
@@ -561,8 +564,14 @@ class IndexerLink(Link):
 
     def follow(self, position: int, *, with_commit: bool) -> None:
         """Read `statecontext` from `position` on, what comes on `heartbeat`, `failover-log` from
-        its start, and `commit`, too, if asked."""
-        self._beats.assign([TopicPartition(self.heartbeat, 0, OFFSET_END)])
+        its start, and `commit`, too, if asked. Raises KafkaException.
+
+        `heartbeat` is read on where it is, from where it ends when this is called first: no
+        question of the master is passed over.
+        """
+        if not self._beats.client.assignment():
+            end = self._probe.end(self.heartbeat, CALL_TIMEOUT_S)
+            self._beats.assign([TopicPartition(self.heartbeat, 0, end)])
         places = [
             TopicPartition(self.topic, 0, position),
             *(

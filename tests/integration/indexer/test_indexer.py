@@ -353,9 +353,15 @@ def test_an_indexer_that_is_told_to_read_the_state_again_keeps_what_it_has(
     answer = acks.answer(1, ALLOCATED)
     shards = (Shard(INDEXER, answer.shard),)
     cluster.write(replace(an_index(1, READY), shards=shards))
-    for number, reread in ((1, False), (2, True)):
+
+    def ask(number: int, *, reread: bool) -> None:
         asked = HoldingsRequested(1, INDEXER, beat.incarnation, number, reread)
         cluster.write_raw(HEARTBEAT, codec.encode(asked), str(INDEXER).encode())
+
+    for number, reread in ((1, False), (2, True), (4, False)):
+        if number == 4:  # Right behind another one, which has it read the state again.
+            ask(3, reread=True)
+        ask(number, reread=reread)
         reported = acks.hears(
             "a report",
             lambda r, n=number: isinstance(r, HoldingsReported) and r.round == n,
