@@ -35,7 +35,7 @@ from coordinator.core.model.records import (
 from coordinator.core.model.types import Cas
 from coordinator.kafka.log_reader import base_in, decode_event
 from coordinator.kafka.producers import DeadLetters, PlainProducer
-from coordinator.kafka.readers import FETCH_WAIT_MS, TOGETHER, LogProbe
+from coordinator.kafka.readers import TOGETHER, LogProbe
 from coordinator.kafka.state_follower import (
     CALL_TIMEOUT_S,
     PAUSE_S,
@@ -78,6 +78,9 @@ SIZE_PERIOD_S = 2.0
 
 LISTEN_S = 0.05
 """So long nobody looks whether the master asks for something."""
+
+ASKED_LATE_MS = 250
+"""The master's questions, one now and then, may be read so late: each look costs the broker."""
 
 ACT_S = 0.2
 AWAY_MS_MAX = 12 * HOUR_MS
@@ -536,8 +539,7 @@ class IndexerLink(Link):
     """The connection of an indexer, which listens to the master, too.
 
     What is on `heartbeat` has a consumer of its own: every process of the cluster writes there, and
-    each record would end a fetch of everything else. So a fetch waits for its time, and with it a
-    question on the same connection.
+    each record would end a fetch of everything else.
     """
 
     def __init__(self, options: Options, dead_letters: DeadLetters) -> None:
@@ -547,14 +549,14 @@ class IndexerLink(Link):
             f"indexer-{options.indexer}",
             (COMMIT, ACKS, HEARTBEAT, DEAD_LETTER, MUTATIONS, STABILITY, FAILOVER_LOG),
             dead_letters,
-            **{"fetch.wait.max.ms": FETCH_WAIT_MS},
         )
         self.commit = topic_name(options.cluster, COMMIT)
         self.heartbeat = topic_name(options.cluster, HEARTBEAT)
         self.mutations = topic_name(options.cluster, MUTATIONS)
         self.failover_log = topic_name(options.cluster, FAILOVER_LOG)
         who = f"indexer-{options.indexer}-heartbeats"
-        self._beats = WatchedConsumer(options.bootstrap_servers, who, **TOGETHER)
+        together = {**TOGETHER, "fetch.wait.max.ms": ASKED_LATE_MS}
+        self._beats = WatchedConsumer(options.bootstrap_servers, who, **together)
         self._probe = LogProbe(options.bootstrap_servers)
 
     def ends(self) -> dict[int, int]:
