@@ -59,7 +59,8 @@ from streaming.spark.queries import (
 )
 from streaming.spark.session import HEAP_MB, SparkOptions, start, warm_up
 from streaming.stability.fold import owners
-from streaming.timestamps.inputs import INPUTS
+from streaming.timestamps.inputs import INPUTS, QUIET
+from streaming.timestamps.lookout import Lookout
 from streaming.timestamps.metrics import Metrics
 from streaming.timestamps.query_state import (
     BatchResult,
@@ -67,6 +68,7 @@ from streaming.timestamps.query_state import (
     fold_batch,
     forgotten,
     jumps,
+    next_due_ms,
     with_buckets,
 )
 from streaming.timestamps.rows import RECORDS_DDL, Rows, partials, rows_of
@@ -89,9 +91,13 @@ PAUSE_S = 0.5
 SETTLE_S = 30.0
 """So long a transaction is written again before the query is given up."""
 
-QUIET_PAUSE_S, QUIET_PAUSE_S_MAX = 0.1, 1.0
+QUIET_PAUSE_S, QUIET_PAUSE_S_MAX = 0.1, 3.2
 """After a batch in which nothing has happened the next one waits, then twice as long, and so on: a
-batch of ticks alone costs as much as any."""
+batch of ticks alone costs as much as any. It waits no longer than until a limit or a period is
+over."""
+
+LOOKED_OUT_S, CALLED_PAUSE_S_MAX = 0.5, 1.0
+"""In a pause that is longer than this, something that comes ends it. The next one is short."""
 
 
 class AnotherError(Exception):
@@ -187,6 +193,12 @@ class Application:
             shard,
         )
         self._metrics = Metrics(lambda: self._query_state.published, wall_ms)
+        self._lookout = Lookout(options.bootstrap_servers)
+        self._watched: dict[tuple[str, int], int] = {}
+        """The partitions to which nothing is written while nothing happens, and where reading has
+        begun there."""
+        self._called = False
+        """Something has ended the last long pause, and no batch has had it yet."""
         self._seen: dict[str, Seen] = {}
         self._busy = threading.Lock()
         self._checkpoints = options.data_dir / "checkpoints"
@@ -250,6 +262,7 @@ class Application:
         finally:
             self._ticker.stop()
             self._state_store.close()
+            self._lookout.close()
             stop_serving()
 
     def _serve_metrics(self, spark: SparkSession) -> Callable[[], None]:
@@ -273,6 +286,8 @@ class Application:
             starting = self._begin()
             if starting is None:
                 return False
+            busy = {topic_name(self.options.cluster, name) for name in QUIET}
+            self._watched = {where: at for where, at in starting.items() if where[0] not in busy}
             query = self._start(spark, starting)
             self._status_log.resolved("Kafka")
             self._failures += 1
@@ -449,8 +464,28 @@ class Application:
         if not self.options.until_read:
             # Spark needs as long again until it begins the next batch.
             left_s = begun_s + self.options.trigger_ms / 1000 - sparks_s - time.monotonic()
-            self._stopping.wait(max(0.0, left_s, self._pause_s if quiet else 0.0))
+            self._pause(max(0.0, left_s, self._quiet_pause_s() if quiet else 0.0))
         self._returned_s = time.monotonic()
+
+    def _quiet_pause_s(self) -> float:
+        """Return how long nothing has to be computed if nothing comes."""
+        due_s = (next_due_ms(self._query_state) - self._query_state.progress.now_ms) / 1000
+        return max(QUIET_PAUSE_S, min(self._pause_s, due_s))
+
+    def _pause(self, pause_s: float) -> None:
+        """Wait, but in a long pause no longer than until something comes.
+
+        What no batch has in the end must not keep this one running: it waits for once.
+        """
+        if pause_s <= LOOKED_OUT_S or self._called:
+            self._called = False
+            self._stopping.wait(min(pause_s, CALLED_PAUSE_S_MAX))
+            return
+        read = {
+            (one.topic, one.partition): one.offset for one in self._query_state.progress.offsets
+        }
+        places = {where: read.get(where, at) for where, at in self._watched.items()}
+        self._called = self._lookout.wait(places, pause_s, self._stopping)
 
     def _carry_out(self, frame: DataFrame) -> bool:
         """Compute a batch; return whether nothing has happened in it."""

@@ -68,7 +68,7 @@ from coordinator.kafka.topics import SYNC as SYNC_TOPIC
 from schemas.registry import SchemaError
 from streaming.stability.fold import Batch, Control, Output, fold
 from streaming.stability.positions import sound
-from streaming.stability.quiet import quiet_until
+from streaming.stability.quiet import ALWAYS, quiet_until
 from streaming.timestamps import clock
 from streaming.timestamps.bucket_states import as_record
 from streaming.timestamps.clock import Clock
@@ -212,6 +212,25 @@ def fold_batch(query_state: QueryState, rows: Rows) -> BatchResult:
     silent = not rows.syncs and all(INPUTS[row.place] in QUIET for row in rows.raw)
     quiet = silent and not records and not hurried
     return BatchResult(after, [*records, *_kept(query_state, after)], quiet)
+
+
+def next_due_ms(query_state: QueryState) -> int:
+    """Return the time from which on a tick alone may change something, in milliseconds of the
+    application's time; `quiet.ALWAYS`: it never does."""
+    settings = {one.name: one.value_json for one in query_state.context.settings}
+    found = [ALWAYS]
+    for name, state in query_state.states.items():
+        rules = merged(settings.get(PREFIX), settings.get(setting_name(name)))
+        found.append(_quiet_of(query_state, state, rules).until_ms)
+    return min(found)
+
+
+def _quiet_of(query_state: QueryState, state: BucketState, rules: TimestampSettings) -> Quiet:
+    """Return until when a bucket is quiet; it is computed if it is not known."""
+    known = query_state.quiet.get(state.bucket)
+    if known is None or known.state is not state or known.settings != rules:
+        known = Quiet(state, rules, quiet_until(state, rules))
+    return known
 
 
 def with_buckets(query_state: QueryState, events: Iterable[Event]) -> QueryState:
@@ -584,10 +603,7 @@ class _Work:
         """Tell whether this tick changes nothing in a bucket of which nothing was read."""
         if self.unwatched_ms or self.stepped_ms:
             return False
-        known = self.query_state.quiet.get(state.bucket)
-        if known is None or known.state is not state or known.settings != rules:
-            known = Quiet(state, rules, quiet_until(state, rules))
-        self.quiet[state.bucket] = known
+        known = self.quiet[state.bucket] = _quiet_of(self.query_state, state, rules)
         return self.now_ms < known.until_ms
 
     def _fold_one(

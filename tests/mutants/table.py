@@ -886,6 +886,35 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/streaming/test_query_state.py",
     ),
     Mutant(
+        "a-quiet-pause-is-longer-than-until-a-limit-is-over",
+        "streaming/timestamps/application.py",
+        "max(QUIET_PAUSE_S, min(self._pause_s, due_s))",
+        "self._pause_s",
+        "tests/unit/streaming/test_pacing.py",
+    ),
+    Mutant(
+        "of-a-bucket-that-was-just-read-nothing-is-due",
+        "streaming/timestamps/query_state.py",
+        "        found.append(_quiet_of(query_state, state, rules).until_ms)\n",
+        "        if name in query_state.quiet:\n"
+        "            found.append(_quiet_of(query_state, state, rules).until_ms)\n",
+        "tests/unit/streaming/test_query_state.py",
+    ),
+    Mutant(
+        "what-no-batch-has-ends-every-pause",
+        "streaming/timestamps/application.py",
+        "if pause_s <= LOOKED_OUT_S or self._called:",
+        "if pause_s <= LOOKED_OUT_S:",
+        "tests/unit/streaming/test_pacing.py",
+    ),
+    Mutant(
+        "a-lookout-stands-where-the-query-began",
+        "streaming/timestamps/application.py",
+        "{where: read.get(where, at) for where, at in self._watched.items()}",
+        "dict(self._watched)",
+        "tests/unit/streaming/test_pacing.py",
+    ),
+    Mutant(
         "a-bucket-stays-quiet-when-nobody-watched",
         "streaming/timestamps/query_state.py",
         "        if self.unwatched_ms or self.stepped_ms:\n            return False\n",

@@ -11,13 +11,17 @@ from typing import Any
 
 import pytest
 
+from coordinator.core.timestamps.progress import NextOffset, TimestampProgress
+from coordinator.kafka.readers import BEGINNING
 from streaming.archive import job
 from streaming.archive.job import ArchiveOptions, Archiver
 from streaming.timestamps import application
 from streaming.timestamps.application import Application, Options
+from streaming.timestamps.query_state import QueryState
 
 START_S = 1_000.0
 NOWHERE = "127.0.0.1:1"
+NOW_MS = 1_700_000_000_000
 
 
 class Clock(threading.Event):
@@ -38,6 +42,23 @@ class Clock(threading.Event):
         return False
 
 
+class Lookout:
+    """Waits by that clock; from the `calls` on that are given, something comes after 50 ms."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.calls = False
+        self.places: list[dict[tuple[str, int], int]] = []
+
+    def wait(
+        self, places: dict[tuple[str, int], int], timeout_s: float, stopping: threading.Event
+    ) -> bool:
+        assert stopping is self.clock
+        self.places.append(places)
+        self.clock.wait(0.05 if self.calls else timeout_s)
+        return self.calls
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
@@ -55,10 +76,16 @@ def timestamps(
     given = Options(
         cluster="c", bootstrap_servers=NOWHERE, data_dir=folder, trigger_ms=100, **options
     )
-    made = Application(given, clock, threading.Event())
+    made = an_application(clock, given)
     made._carry_out = lambda _: work()  # type: ignore[method-assign]
     frame: Any = None
     return lambda: made._on_batch(frame, 0)
+
+
+def an_application(clock: Clock, options: Options) -> Application:
+    made = Application(options, clock, threading.Event())
+    made._lookout = Lookout(clock)  # type: ignore[assignment]
+    return made
 
 
 @pytest.mark.parametrize("took_s", [0.0, 0.03, 0.1, 7.0])
@@ -107,11 +134,66 @@ def test_a_batch_that_waited_for_records_does_not_hurry_the_next_one(
 
 
 def test_quiet_batches_become_rare_and_work_ends_that(clock: Clock, tmp_path: Path) -> None:
-    quiet = iter([True] * 5 + [False] + [True] * 2)
+    quiet = iter([True] * 6 + [False] + [True] * 2)
     batch = timestamps(clock, lambda: next(quiet), tmp_path)
-    for _ in range(8):
+    for _ in range(9):
         batch()
-    assert clock.waited == [0.2, 0.4, 0.8, 1.0, 1.0, 0.1, 0.2, 0.4]
+    assert clock.waited == [0.2, 0.4, 0.8, 1.6, 3.2, 3.2, 0.1, 0.2, 0.4]
+
+
+PLACES = {("c.sync", 0): 7, ("c.sync", 1): BEGINNING}
+
+
+@pytest.fixture
+def quiet(clock: Clock, tmp_path: Path) -> Application:
+    """An application of which every batch is quiet."""
+    options = Options(cluster="c", bootstrap_servers=NOWHERE, data_dir=tmp_path, trigger_ms=100)
+    made = an_application(clock, options)
+    made._carry_out = lambda _: True  # type: ignore[method-assign]
+    made._watched = {("c.sync", 0): 5, ("c.sync", 1): BEGINNING}
+    read = TimestampProgress(NOW_MS, (NextOffset("c.sync", 0, 7), NextOffset("c.tick", 0, 9)))
+    made._query_state = QueryState("c", progress=read)
+    return made
+
+
+def test_in_a_long_pause_somebody_looks_out_from_where_reading_has_got_to(
+    clock: Clock, quiet: Application
+) -> None:
+    lookout: Any = quiet._lookout
+    frame: Any = None
+    for _ in range(3):
+        quiet._on_batch(frame, 0)
+    assert (clock.waited, lookout.places) == ([0.2, 0.4, 0.8], [PLACES])
+
+
+def test_what_comes_ends_a_pause_once_and_not_again_before_a_batch_has_it(
+    clock: Clock, quiet: Application
+) -> None:
+    """Else what no batch ever has would keep the application busy."""
+    lookout: Any = quiet._lookout
+    lookout.calls = True
+    frame: Any = None
+    for _ in range(7):
+        quiet._on_batch(frame, 0)
+    assert clock.waited == [0.2, 0.4, 0.05, 1.0, 0.05, 1.0, 0.05]
+
+
+@pytest.mark.parametrize(
+    ("due_ms", "waits"),
+    [(-5_000, 0.1), (50, 0.1), (300, 0.3), (1_000, 1.0), (60_000, 3.2)],
+)
+def test_a_pause_ends_when_a_limit_is_over(
+    clock: Clock,
+    quiet: Application,
+    monkeypatch: pytest.MonkeyPatch,
+    due_ms: int,
+    waits: float,
+) -> None:
+    monkeypatch.setattr(application, "next_due_ms", lambda state: NOW_MS + due_ms)
+    frame: Any = None
+    for _ in range(6):
+        quiet._on_batch(frame, 0)
+    assert clock.waited[-1] == waits
 
 
 def test_nobody_waits_who_only_reads_what_is_there(clock: Clock, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ from coordinator.kafka.topics import (
     TIMESTAMP_STATE,
 )
 from coordinator.kafka.topics import SYNC as SYNC_TOPIC
+from streaming.stability.quiet import ALWAYS
 from streaming.timestamps import query_state as query_state_module
 from streaming.timestamps.inputs import INPUTS
 from streaming.timestamps.outputs import Outputs, outputs_of
@@ -56,6 +57,7 @@ from streaming.timestamps.query_state import (
     adopted,
     fold_batch,
     keys_of,
+    next_due_ms,
     seeded,
     with_buckets,
 )
@@ -676,6 +678,20 @@ def test_a_bucket_in_which_nothing_is_due_is_not_folded(monkeypatch: pytest.Monk
     assert computed.count("idle") == 1, "other settings"
     run.step(tick(NOW_MS + 3_600_000))
     assert folded[-2:] == ["b", "idle"], "what nobody watched sets all limits on"
+
+
+@pytest.mark.parametrize("waits_ms", [0, 250, 699])
+def test_nothing_follows_of_a_tick_before_something_is_due(waits_ms: int) -> None:
+    assert next_due_ms(QueryState(CLUSTER)) == ALWAYS
+    run = Run()
+    run.step(a_bucket(), a_bucket("other"), *begins(), tick())
+    rules = written(Setting("timestamps/b", '{"sync_missing_ms": 40000, "period_ms": 700}'))
+    run.step(rules, *syncs(5), tick(NOW_MS + 1))
+    assert next_due_ms(run.query_state) == NOW_MS + 700
+    assert run.step(tick(NOW_MS + waits_ms)).quiet
+    assert next_due_ms(run.query_state) == NOW_MS + 700, "the same, now that it is remembered"
+    assert on(STABILITY, run.step(tick(NOW_MS + 700)))
+    assert next_due_ms(run.query_state) == NOW_MS + 1 + 40_000, "since the last SYNC"
 
 
 def test_a_bucket_that_is_gone_leaves_no_state() -> None:

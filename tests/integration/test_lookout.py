@@ -1,0 +1,95 @@
+"""Who waits for a record on a real broker is told of it, and of nothing else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Producer
+
+from coordinator.embedded.broker import Broker
+from coordinator.kafka.readers import BEGINNING
+from coordinator.kafka.topics import RESTART_REQUEST, SYNC, TICK, topic_name
+from streaming.timestamps.lookout import Lookout
+from tests.integration.cluster import read_partition
+from tests.integration.streaming import Topics
+
+pytestmark = pytest.mark.integration
+
+LONG_S = 60.0
+"""Nobody waits for so long who is told."""
+
+RUNNING = threading.Event()
+
+
+@pytest.fixture
+def topics(broker: Broker) -> Topics:
+    return Topics(broker.bootstrap_servers)
+
+
+@pytest.fixture
+def lookout(topics: Topics) -> Iterator[Lookout]:
+    made = Lookout(topics.servers)
+    yield made
+    made.close()
+
+
+def places(topics: Topics, sync: int = 0) -> dict[tuple[str, int], int]:
+    named = {(topic_name(topics.name, SYNC), partition): sync for partition in range(4)}
+    return {**named, (topic_name(topics.name, RESTART_REQUEST), 0): BEGINNING}
+
+
+def test_what_is_there_already_and_what_comes_end_the_wait(
+    topics: Topics, lookout: Lookout
+) -> None:
+    began_s = time.monotonic()
+    coming = threading.Timer(0.5, lambda: topics.put(RESTART_REQUEST, b"a question"))
+    coming.start()
+    writing = threading.Timer(0.7, topics.flush)
+    writing.start()
+    assert lookout.wait(places(topics), LONG_S, RUNNING)
+    coming.join()
+    writing.join()
+    assert lookout.wait(places(topics), LONG_S, RUNNING)
+    assert time.monotonic() - began_s < LONG_S
+
+
+def test_what_was_read_or_is_on_other_topics_or_was_aborted_ends_no_wait(
+    topics: Topics, lookout: Lookout
+) -> None:
+    topics.put(SYNC, b"read", 2)
+    topics.put(TICK, b"a tick")
+    topics.flush()
+    producer = Producer(
+        {"bootstrap.servers": topics.servers, "transactional.id": topics.name, "log_level": 2}
+    )
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic_name(topics.name, SYNC), b"aborted", partition=1)
+    assert producer.flush(30) == 0
+    producer.abort_transaction(30)
+    after = {**places(topics), (topic_name(topics.name, SYNC), 2): 1}
+    assert not lookout.wait(after, 2.0, RUNNING)
+    assert lookout.wait(places(topics), LONG_S, RUNNING), "the same wait, from before the record"
+    assert [m.value() for m in read_partition(topics.servers, topic_name(topics.name, SYNC), 2)]
+
+
+def test_what_cannot_be_read_there_ends_the_wait(topics: Topics, lookout: Lookout) -> None:
+    """The query has to look at it: perhaps records were deleted."""
+    assert lookout.wait(places(topics, sync=99), LONG_S, RUNNING)
+
+
+def test_who_is_told_to_stop_waits_no_longer(topics: Topics, lookout: Lookout) -> None:
+    stopping = threading.Event()
+    threading.Timer(0.5, stopping.set).start()
+    began_s = time.monotonic()
+    assert not lookout.wait(places(topics), LONG_S, stopping)
+    assert time.monotonic() - began_s < LONG_S
+
+
+def test_where_kafka_is_away_nothing_comes() -> None:
+    made = Lookout("127.0.0.1:1")
+    assert not made.wait({("c.sync", 0): 0}, 1.0, RUNNING)
+    made.close()
