@@ -176,6 +176,8 @@ class Timeline:
             return MISSED
         if not tracker.covers(vector):
             return NOT_YET
+        if _has_others(tracker, vector):
+            return MISSED
         _, before = self._last
         verdict = REACHED
         wanted = zip(vector.vbuuids.tolist(), vector.seqnos.tolist(), strict=True)
@@ -258,7 +260,9 @@ class Timeline:
     def can_undo_to(self, stable: Stable, tracker: Tracker) -> bool:
         """Tell whether each change above a snapshot's seqnos can be undone."""
         seqnos: list[int] = stable.vector.seqnos.tolist()
-        return len(seqnos) == tracker.vbuckets and all(
+        if len(seqnos) != tracker.vbuckets or _has_others(tracker, stable.vector):
+            return False
+        return all(
             max(progress.floor, self._floors.get(vbucket, 0)) <= seqnos[vbucket]
             for vbucket, progress in tracker.progress.items()
         )
@@ -277,6 +281,12 @@ class Timeline:
     def changes_since(self, timestamp: int) -> list[Undo]:
         """Return what was applied after the newest snapshot, if that is its number."""
         return list(self._changes) if timestamp and timestamp == self._last[0] else []
+
+
+def _has_others(tracker: Tracker, vector: Vector) -> bool:
+    """Tell whether something is held of vbuckets that a vector does not have: the bucket was made
+    anew with fewer of them, and what was held of the former one has yet to go."""
+    return max(tracker.progress, default=-1) >= len(vector)
 
 
 def whole_at(seqnos: list[int], tracker: Tracker) -> dict[int, int]:

@@ -423,6 +423,22 @@ def test_no_snapshot_is_made_at_a_timestamp_of_a_branch_that_has_lost_more(
     assert feeder.held() == [first]
 
 
+def test_what_is_held_of_a_former_bucket_with_more_vbuckets_is_in_no_snapshot(
+    storage: Storage,
+) -> None:
+    """It was dropped and made anew while its indexer was away: what was held has yet to go."""
+    feeder = Feeder(storage)
+    feeder.mutate(b"d0", 1)
+    feeder.sync()
+    number = feeder.stable()
+    assert feeder.bucket.about().number == number
+    storage.know("b", VBUCKETS - 1)
+    assert feeder.bucket.about().number == 0
+    held, left = feeder.held(), VBUCKETS - 1
+    feeder.stable(feeder.seqnos[:left])
+    assert feeder.held() == held
+
+
 def test_what_an_index_held_before_it_began_anew_does_not_come_back(storage: Storage) -> None:
     feeder = Feeder(storage)
     feeder.mutate(b"d0", 1)
