@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from streaming.timestamps.application import Options
 
 EX_UNUSABLE, EX_CONFIG = 1, 78
+
+MASTER = re.compile(r"local(\[.+\]|-cluster\[.+\])?|spark://.+:\d+|yarn|k8s://.+")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,6 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: Options, stopping: threading.Event, wake: threading.Event) -> int:
     """Run until `stopping` is set; an expected fault is one line on stderr."""
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     from coordinator.runtime.errors import EmbeddedError
@@ -95,8 +99,8 @@ def run(options: Options, stopping: threading.Event, wake: threading.Event) -> i
         return 0 if stopping.is_set() else _fail(str(error), EX_UNUSABLE)
     except EmbeddedError as error:
         return _fail(f"{error.message} [{error.code}]", EX_UNUSABLE)
-    except PySparkException as error:
-        return 0 if stopping.is_set() else _fail(str(error).splitlines()[0], EX_UNUSABLE)
+    except (PySparkException, Py4JError, OSError) as error:
+        return 0 if stopping.is_set() else _fail(_of_spark(error), EX_UNUSABLE)
     return 0
 
 
@@ -104,6 +108,7 @@ def run_archive(
     arguments: argparse.Namespace, stopping: threading.Event, wake: threading.Event
 ) -> int:
     """Archive until `stopping` is set; an expected fault is one line on stderr."""
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     from coordinator.runtime.errors import EmbeddedError
@@ -134,11 +139,18 @@ def run_archive(
         return _fail(str(error), EX_CONFIG, "archive")
     except EmbeddedError as error:
         return _fail(f"{error.message} [{error.code}]", EX_UNUSABLE, "archive")
-    except (LostError, PySparkException, OSError) as error:
-        if stopping.is_set():
-            return 0
-        return _fail(str(error).partition("\n")[0], EX_UNUSABLE, "archive")
+    except LostError as error:
+        return 0 if stopping.is_set() else _fail(str(error), EX_UNUSABLE, "archive")
+    except (PySparkException, Py4JError, OSError) as error:
+        return 0 if stopping.is_set() else _fail(_of_spark(error), EX_UNUSABLE, "archive")
     return 0
+
+
+def _of_spark(error: Exception) -> str:
+    """Return what to say where Spark cannot be started, or is not there any more."""
+    from streaming.spark.queries import first_line
+
+    return f"{first_line(error)} [spark_failed]"
 
 
 def _fail(message: str, code: int, who: str = "timestamps") -> int:
@@ -155,9 +167,16 @@ def parser() -> argparse.ArgumentParser:
     commands = found.add_subparsers(dest="command", required=True)
     one = commands.add_parser("timestamps", help="compute stability and restart timestamps")
     add_cluster(one)
-    one.add_argument("--data-dir", type=Path, required=True, help="folder of this application")
+    one.add_argument(
+        "--data-dir",
+        type=Path,
+        required=True,
+        help="any folder: it only keeps what Spark needs meanwhile",
+    )
     one.add_argument(
         "--spark-master",
+        type=_master,
+        metavar="URL",
         default=default_master("local[2]"),
         help="where tasks run (local[2]; under spark-submit as that says)",
     )
@@ -165,7 +184,7 @@ def parser() -> argparse.ArgumentParser:
         "--trigger-ms",
         type=within(10, 60_000),
         default=100,
-        help="least time between two batches (100)",
+        help="period in which a batch begins while there is something to do (100)",
     )
     one.add_argument(
         "--tick-ms",
@@ -197,7 +216,7 @@ def parser() -> argparse.ArgumentParser:
         "--heap-mb",
         type=within(256, 65_536),
         default=1_000,
-        help="heap of the driver's JVM (1,000)",
+        help="heap of the driver's JVM; under spark-submit --driver-memory counts (1,000)",
     )
     one.add_argument(
         "--metrics-port",
@@ -235,6 +254,8 @@ def _add_archive(one: argparse.ArgumentParser) -> None:
     one.add_argument("--archive", help="folder of the archive, or a URL (in the data folder)")
     one.add_argument(
         "--spark-master",
+        type=_master,
+        metavar="URL",
         default=default_master("local[1]"),
         help="where tasks run (local[1]; under spark-submit as that says)",
     )
@@ -258,7 +279,10 @@ def _add_archive(one: argparse.ArgumentParser) -> None:
         help="merge small files after N batches of a table (64)",
     )
     one.add_argument(
-        "--heap-mb", type=within(256, 65_536), default=512, help="heap of the JVM (512)"
+        "--heap-mb",
+        type=within(256, 65_536),
+        default=512,
+        help="heap of the JVM; under spark-submit --driver-memory counts (512)",
     )
     _add_spark_conf(one)
     one.add_argument("--ready-file", type=Path, help="file that is written when the job reads")
@@ -282,6 +306,14 @@ def default_master(master: str) -> str:
     return "" if is_submitted() else master
 
 
+def _master(text: str) -> str:
+    if text and not MASTER.fullmatch(text):  # Nothing: as `spark-submit` says.
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no master of Spark: local[N], spark://HOST:PORT, yarn or k8s://URL"
+        )
+    return text
+
+
 def _shard(text: str) -> BucketShard:
     try:
         return shard_of(text)
@@ -292,7 +324,7 @@ def _shard(text: str) -> BucketShard:
 def _setting(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise argparse.ArgumentTypeError("NAME=VALUE")
+        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=VALUE")
     return name, value
 
 

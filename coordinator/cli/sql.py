@@ -82,8 +82,9 @@ def add_to(root: typer.Typer, data_dir: Path) -> None:
         statement: Annotated[str, typer.Argument(metavar="SELECT …", help="One query.")],
         data_dir: Annotated[Path, typer.Option(help="The data folder of `run`.")] = data_dir,
         archive: Annotated[
-            Path | None, typer.Option(help="Folder of the archive, if it is elsewhere.")
-        ] = None,
+            str,
+            typer.Option(metavar="DIR", help="Folder of the archive, if it is elsewhere: no URL."),
+        ] = "",
         at: Annotated[
             str, typer.Option(metavar="TIME", help=f"The archive as it was then: {TIME}.")
         ] = "",
@@ -102,7 +103,7 @@ def add_to(root: typer.Typer, data_dir: Path) -> None:
         from streaming.archive.place import ARCHIVE
 
         at_ms = ms_of(at, "--at", TIME) if at else None
-        found = ask(archive or data_dir / ARCHIVE, statement, at_ms)
+        found = ask(_local(archive) if archive else data_dir / ARCHIVE, statement, at_ms)
         if session.json:
             names = _distinct(found.columns)
             rows = [dict(zip(names, map(as_json, row), strict=True)) for row in found.rows]
@@ -141,11 +142,13 @@ def _versions(folder: Path, at_ms: int | None) -> list[Version]:
 
     from streaming.archive.tables import TABLES
 
-    found = []
+    found: list[Version] = []
     for table in TABLES:
         try:
             there = DeltaTable(folder / table.name)
             if at_ms is not None:
+                if not found:
+                    _check_then(folder, there, at_ms)
                 there.load_as_version(datetime.fromtimestamp(at_ms / 1000, UTC))
             found.append(Version(table, there.version(), _files(folder / table.name, there)))
         except TableNotFoundError as error:
@@ -155,6 +158,24 @@ def _versions(folder: Path, at_ms: int | None) -> list[Version]:
             text = f"{folder / table.name}: {str(error).splitlines()[0]}"
             raise CommandError("archive_unusable", text) from error
     return found
+
+
+def _local(archive: str) -> Path:
+    """Return the folder of an archive. CommandError: it is somewhere else."""
+    place = archive.removeprefix("file://")
+    if "://" in place:
+        text = f"{archive}: only a folder of this machine can be read; other readers of Delta Lake"
+        raise CommandError("archive_unusable", f"{text} read URLs")
+    return Path(place)
+
+
+def _check_then(folder: Path, table: "DeltaTable", at_ms: int) -> None:
+    """Raise CommandError if the first table was not there yet at a time: all are made at once."""
+    begun_ms = min((one["timestamp"] for one in table.history()), default=at_ms)
+    if at_ms < begun_ms:
+        text = f"there was no archive in {folder} then: what can be asked begins at "
+        begun = datetime.fromtimestamp(begun_ms / 1000, UTC).isoformat(timespec="seconds")
+        raise CommandError("no_archive", text + begun, {"folder": str(folder)})
 
 
 def _files(folder: Path, table: "DeltaTable") -> list[str]:

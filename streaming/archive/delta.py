@@ -8,11 +8,13 @@ twice, and no other memory of the offset can contradict the table.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.core.model.types import Offset
 from streaming.archive.decoding import spark_schema
+from streaming.archive.place import folder_of
 from streaming.archive.tables import MONTH, ArchiveTable
 
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ SESSION = {
 APP_ID = "spark.databricks.delta.write.txnAppId"
 APP_VERSION = "spark.databricks.delta.write.txnVersion"
 
+LOG = "_delta_log"
+"""In the folder of a table: a file for each version."""
+
 RETAIN_HOURS = 7 * 24
 """A file that was replaced stays for so long: versions of this age can still be read."""
 
@@ -55,6 +60,20 @@ class Source:
     def app_id(self) -> str:
         """Return the application id under which Delta keeps the next offset."""
         return f"{self.cluster}.{self.topic_id}"
+
+
+def forget_unmade(url: str) -> None:
+    """Delete the folder of a table whose maker was killed before its first version: Delta Lake
+    takes it for a table that is damaged. Raises OSError.
+
+    A folder that has rows stays. Elsewhere than on this machine nothing is looked at, for nobody
+    is locked out there.
+    """
+    folder = folder_of(url)
+    if folder is None or not (folder / LOG).is_dir():
+        return
+    if not any((folder / LOG).glob("*.json")) and not any(folder.rglob("*.parquet")):
+        shutil.rmtree(folder)
 
 
 class Batch(NamedTuple):
@@ -97,7 +116,9 @@ class ArchivedTable:
         return f"delta.`{self.url.replace('`', '``')}`"
 
     def open(self, source: Source) -> None:
-        """Make the table if it is not there. Raises UnusableError: it is that of another topic."""
+        """Make the table if it is not there. Raises UnusableError: it is that of another topic; and
+        OSError."""
+        forget_unmade(self.url)
         self._spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self._name} ({spark_schema(self.table.columns)}) "
             f"USING DELTA PARTITIONED BY ({MONTH}) TBLPROPERTIES ('delta.appendOnly' = 'true', "
@@ -110,7 +131,8 @@ class ArchivedTable:
         if there != source:
             raise UnusableError(
                 f"{self.url} is the archive of another history (cluster {there.cluster}, topic id "
-                f"{there.topic_id}; here {source.cluster}, {source.topic_id}): use another folder"
+                f"{there.topic_id}; here {source.cluster}, {source.topic_id}): use another folder "
+                "[archive_of_another]"
             )
         self._source = source
 

@@ -161,7 +161,7 @@ class Archiver:
             if self._run_query(spark):
                 return
             if self._failures >= FAILURES_MAX:
-                raise LostError(f"{self._failures} attempts in a row have failed")
+                raise LostError(f"{self._failures} attempts in a row have failed [attempts_failed]")
 
     def _run_query(self, spark: SparkSession) -> bool:
         """Run a query until it ends; return whether it has read all that it was to read."""
@@ -172,7 +172,7 @@ class Archiver:
             self._status_log.problem("Kafka", str(error.args[0]))
             self._stopping.wait(PAUSE_S)
             return False
-        except (Py4JError, PySparkException) as error:
+        except (Py4JError, PySparkException, OSError) as error:
             self._failures += 1
             self._status_log.problem("the archive", first_line(error))
             self._stopping.wait(PAUSE_S)
@@ -198,7 +198,8 @@ class Archiver:
         dead_letters = topic_name(self.options.cluster, DEAD_LETTER)
         found = bounds(servers, [*topics, dead_letters], CALL_TIMEOUT_S)
         if found is None:
-            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+            text = f"not all topics of the cluster {self.options.cluster} are there [no_cluster]"
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, text))
         ids = topic_ids(servers, list(topics))
         starting = {}
         for topic, table in topics.items():
@@ -231,7 +232,7 @@ class Archiver:
             raise KafkaException(KafkaError(KafkaError.OFFSET_OUT_OF_RANGE))
         raise UnusableError(
             f"{topic} ends at {end}, and {self.options.archive} has it up to {offset}: "
-            "its end was lost; use another folder"
+            "its end was lost; use another folder [archive_ahead]"
         )
 
     def _start(self, spark: SparkSession, starting: Starting) -> StreamingQuery:
@@ -349,7 +350,7 @@ def lock_archive(url: str) -> FileLock | None:
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
     if not lock.acquire(timeout_s=LOCK_TIMEOUT_S):
-        raise UnusableError(f"another process writes the archive {folder}")
+        raise UnusableError(f"another process writes the archive {folder} [archive_in_use]")
     return lock
 
 

@@ -14,6 +14,7 @@ would save a sixth more, and halve the throughput.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -35,6 +36,7 @@ from streaming.spark.jars import DELTA_VERSION, VERSION, spark_classpath
 from streaming.spark.submission import is_submitted
 
 LOOPBACK = "127.0.0.1"
+MASTER_S = 5.0
 HEAP_MB = 1_000
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
@@ -99,10 +101,15 @@ class SparkOptions:
 def start(options: SparkOptions, *, with_delta: bool = False) -> SparkSession:
     """Return a running session; the JVM ends with this process. It takes some seconds.
 
-    Raises EmbeddedError: no Java, or no jars.
+    Raises EmbeddedError: no Java, no jars, no folder, or nobody who is a master of Spark there.
     """
     scratch = options.folder / "scratch"
-    scratch.mkdir(parents=True, exist_ok=True)
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        text = f"{scratch} cannot be made: {error.strerror}"
+        raise EmbeddedError("data_folder_unusable", text) from error
+    require_master(options.master)
     if is_submitted():
         return _in_submitted(options, scratch, with_delta=with_delta)
     java = find_java()
@@ -147,6 +154,22 @@ def start(options: SparkOptions, *, with_delta: bool = False) -> SparkSession:
     session = started()
     class_archive.forget(archive)  # It was damaged: without it the JVM starts.
     return session
+
+
+def require_master(master: str) -> None:
+    """Raise EmbeddedError if nobody listens where a standalone master should be.
+
+    Spark would look for it for a minute, in silence. `master` names one, or several that are one
+    another's reserve: `spark://HOST:PORT,HOST:PORT`.
+    """
+    scheme, _, hosts = master.partition("://")
+    if scheme != "spark":
+        return
+    for place in hosts.split(","):
+        host, _, port = place.rpartition(":")
+        with suppress(OSError), socket.create_connection((host.strip("[]"), port), MASTER_S):
+            return
+    raise EmbeddedError("spark_unreachable", f"no master of Spark answers at {master}")
 
 
 def java_options(flags: Iterable[str]) -> str:

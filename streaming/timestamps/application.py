@@ -96,8 +96,11 @@ QUIET_PAUSE_S, QUIET_PAUSE_S_MAX = 0.1, 3.2
 batch of ticks alone costs as much as any. It waits no longer than until a limit or a period is
 over."""
 
-LOOKED_OUT_S, CALLED_PAUSE_S_MAX = 0.5, 1.0
-"""In a pause that is longer than this, something that comes ends it. The next one is short."""
+UNSURE_PAUSE_S_MAX = 1.0
+"""So long it waits at most where what ends a pause is not known for sure."""
+
+LOOKED_OUT_S = 0.5
+"""In a pause that is longer than this, something that comes ends it."""
 
 
 class AnotherError(Exception):
@@ -300,6 +303,7 @@ class Application:
             self._ticker.switch(False)
             if query is not None:
                 end_query(query, self._busy)
+                self._lookout.close()
                 shutil.rmtree(self._checkpoints, ignore_errors=True)
         return query is not None and self._judge(query)
 
@@ -309,7 +313,8 @@ class Application:
         named = [topic_name(options.cluster, name) for name in INPUTS]
         wanted = [*named, *(topic_name(options.cluster, name) for name in OUTPUTS)]
         while (found := bounds(options.bootstrap_servers, wanted, CALL_TIMEOUT_S)) is None:
-            self._status_log.problem("topics", "they are not there")
+            where = f"the cluster {options.cluster} on {options.bootstrap_servers}"
+            self._status_log.problem("topics", f"not all of {where} are there [no_cluster]")
             if self._stopping.wait(PAUSE_S):
                 return None
         self._status_log.resolved("topics")
@@ -464,13 +469,24 @@ class Application:
         if not self.options.until_read:
             # Spark needs as long again until it begins the next batch.
             left_s = begun_s + self.options.trigger_ms / 1000 - sparks_s - time.monotonic()
-            self._pause(max(0.0, left_s, self._quiet_pause_s() if quiet else 0.0))
+            self._stopping.wait(max(0.0, left_s))
+            if quiet:
+                self._pause(self._quiet_pause_s() - max(0.0, left_s))
+            else:
+                self._called = False
         self._returned_s = time.monotonic()
 
     def _quiet_pause_s(self) -> float:
-        """Return how long nothing has to be computed if nothing comes."""
-        due_s = (next_due_ms(self._query_state) - self._query_state.progress.now_ms) / 1000
-        return max(QUIET_PAUSE_S, min(self._pause_s, due_s))
+        """Return how long nothing has to be computed if nothing comes.
+
+        Heartbeats of indexers end no pause, and an open question may wait for one. What was due
+        already, and came to nothing in this batch, may come to something with the next heartbeat.
+        """
+        query_state = self._query_state
+        if any(state.questions for state in query_state.states.values()):
+            return QUIET_PAUSE_S
+        due_s = (next_due_ms(query_state) - query_state.progress.now_ms) / 1000
+        return min(self._pause_s, max(QUIET_PAUSE_S, due_s) if due_s > 0 else UNSURE_PAUSE_S_MAX)
 
     def _pause(self, pause_s: float) -> None:
         """Wait, but in a long pause no longer than until something comes.
@@ -479,7 +495,7 @@ class Application:
         """
         if pause_s <= LOOKED_OUT_S or self._called:
             self._called = False
-            self._stopping.wait(min(pause_s, CALLED_PAUSE_S_MAX))
+            self._stopping.wait(max(0.0, min(pause_s, UNSURE_PAUSE_S_MAX)))
             return
         read = {
             (one.topic, one.partition): one.offset for one in self._query_state.progress.offsets

@@ -10,12 +10,15 @@ import threading
 import time
 from collections.abc import Mapping
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
 from coordinator.kafka.readers import TAIL_WAIT_MS, consumer
 
 POLL_S = 0.25
 """So late it may be noticed that the application is to stop."""
+
+TOLD_MAX, LOOKS_MAX, MORE_S = 1_000, 20, 0.02
+"""What is there is told of at once, as far as it comes in so many looks."""
 
 FETCHED = {
     "fetch.wait.max.ms": TAIL_WAIT_MS,
@@ -26,14 +29,20 @@ FETCHED = {
 
 
 class Lookout:
-    """Waits for the first record behind where reading has got to. For one thread.
+    """Waits for the first record behind where reading has got to. For one thread; any may close it.
 
-    The connection is made when it is first needed.
+    The connection is made when it is first needed, also after `close`: a consumer may be blind on
+    a topic that was made anew. A record is told of once. The query reads it next, and may have no
+    use for it: then its place stays where it is.
     """
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._servers = bootstrap_servers
         self._reader: Consumer | None = None
+        self._told: dict[tuple[str, int], int] = {}
+        """The offset behind what was told of last."""
+        self._using = threading.Lock()
+        self._closing = threading.Event()
 
     def wait(
         self, places: Mapping[tuple[str, int], int], timeout_s: float, stopping: threading.Event
@@ -44,16 +53,41 @@ class Lookout:
         Where Kafka is away, nothing comes.
         """
         end_s = time.monotonic() + timeout_s
-        reader = self._reader = self._reader or consumer(self._servers, "lookout", **FETCHED)
-        reader.assign([TopicPartition(*where, offset) for where, offset in places.items()])
-        try:
-            while not stopping.is_set() and (left_s := end_s - time.monotonic()) > 0:
-                if reader.poll(min(left_s, POLL_S)) is not None:
-                    return True
-            return False
-        finally:
-            reader.unassign()
+        told = self._told
+        with self._using:
+            reader = self._reader = self._reader or consumer(self._servers, "lookout", **FETCHED)
+            reader.assign(
+                [TopicPartition(*w, max(at, told.get(w, at))) for w, at in places.items()]
+            )
+            try:
+                while not (stopping.is_set() or self._closing.is_set()):
+                    left_s = end_s - time.monotonic()
+                    if left_s <= 0:
+                        break
+                    if found := reader.consume(TOLD_MAX, min(left_s, POLL_S)):
+                        self._note(reader, found)
+                        return True
+                return False
+            finally:
+                reader.unassign()
+
+    def _note(self, reader: Consumer, found: list[Message]) -> None:
+        """Note what was found, and what else is there."""
+        for _ in range(LOOKS_MAX):
+            for message in found:
+                if message.error() is None:
+                    where = str(message.topic()), int(message.partition() or 0)
+                    self._told[where] = int(message.offset() or 0) + 1
+            found = reader.consume(TOLD_MAX, MORE_S)
+            if not found:
+                return
 
     def close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
+        """Let go of the connection; whoever waits does so no longer."""
+        self._closing.set()
+        with self._using:
+            if self._reader is not None:
+                self._reader.close()
+            self._reader = None
+            self._told.clear()
+            self._closing.clear()

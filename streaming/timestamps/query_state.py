@@ -218,7 +218,7 @@ def next_due_ms(query_state: QueryState) -> int:
     """Return the time from which on a tick alone may change something, in milliseconds of the
     application's time; `quiet.ALWAYS`: it never does."""
     settings = {one.name: one.value_json for one in query_state.context.settings}
-    found = [ALWAYS]
+    found = [ALWAYS, *(letter.at_ms + WAITING_MS for letter in query_state.waiting)]
     for name, state in query_state.states.items():
         rules = merged(settings.get(PREFIX), settings.get(setting_name(name)))
         found.append(_quiet_of(query_state, state, rules).until_ms)

@@ -52,7 +52,30 @@ def test_what_is_there_already_and_what_comes_end_the_wait(
     assert lookout.wait(places(topics), LONG_S, RUNNING)
     coming.join()
     writing.join()
+    lookout.close()
     assert lookout.wait(places(topics), LONG_S, RUNNING)
+    assert time.monotonic() - began_s < LONG_S
+
+
+def test_a_record_is_told_of_once_for_each_connection(topics: Topics, lookout: Lookout) -> None:
+    """The query may have no use for it, and then its place stays where it is."""
+    for _ in range(3_000):
+        topics.put(SYNC, b"a record" * 20, 1)
+    topics.flush()
+    assert lookout.wait(places(topics), LONG_S, RUNNING)
+    assert not lookout.wait(places(topics), 1.0, RUNNING)
+    topics.put(SYNC, b"another", 1)
+    topics.flush()
+    assert lookout.wait(places(topics), LONG_S, RUNNING)
+    assert not lookout.wait(places(topics), 1.0, RUNNING)
+    lookout.close()
+    assert lookout.wait(places(topics), LONG_S, RUNNING), "a new one does not know"
+
+
+def test_who_waits_does_so_no_longer_when_it_is_closed(topics: Topics, lookout: Lookout) -> None:
+    threading.Timer(0.5, lookout.close).start()
+    began_s = time.monotonic()
+    assert not lookout.wait(places(topics), LONG_S, RUNNING)
     assert time.monotonic() - began_s < LONG_S
 
 
@@ -72,6 +95,7 @@ def test_what_was_read_or_is_on_other_topics_or_was_aborted_ends_no_wait(
     producer.abort_transaction(30)
     after = {**places(topics), (topic_name(topics.name, SYNC), 2): 1}
     assert not lookout.wait(after, 2.0, RUNNING)
+    lookout.close()
     assert lookout.wait(places(topics), LONG_S, RUNNING), "the same wait, from before the record"
     assert [m.value() for m in read_partition(topics.servers, topic_name(topics.name, SYNC), 2)]
 

@@ -229,6 +229,19 @@ def test_an_earlier_version_can_be_asked(folder: Path) -> None:
     assert json.loads(done.stdout)["rows"] == [{"n": 2}], done.output
     assert rows(folder, shown) == [{"n": 4}]
     assert sql(folder, shown, "--at", "yesterday").exit_code == 2
+    early = sql(folder, shown, "--at", "2023-11-14T22:13:19Z")
+    assert early.exit_code == 3
+    assert "what can be asked begins at 2023-11-14T22:13:20" in early.output
+
+
+def test_only_a_folder_of_this_machine_can_be_asked(folder: Path) -> None:
+    """Delta Lake's library would look for it in the cloud, for as long as that takes."""
+    done = sql(folder, "SELECT 1", "--archive", "s3://bucket/archive", "--json")
+    assert done.exit_code == 1
+    assert "s3://bucket/archive: only a folder" in done.output
+    assert "archive_unusable" in done.output
+    there = f"file://{(folder / ARCHIVE).resolve()}"
+    assert sql(folder, "SELECT count(*) FROM history", "--archive", there).exit_code == 0
 
 
 def test_no_archive_is_told_apart_from_an_empty_one(tmp_path: Path) -> None:

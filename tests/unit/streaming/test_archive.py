@@ -29,7 +29,7 @@ from coordinator.core.model.stream_records import StabilityTimestamp, Tick
 from coordinator.core.model.types import TxnId
 from streaming.archive import job as archive_job
 from streaming.archive.decoding import RECORD, arrow_schema, decode
-from streaming.archive.delta import UnusableError
+from streaming.archive.delta import LOG, UnusableError, forget_unmade
 from streaming.archive.job import SHORT_MAX, ArchiveOptions, Archiver, lock_archive
 from streaming.archive.place import folder_of, url_of
 from streaming.archive.rows import UnreadableError, history_row, stability_row, value_of
@@ -268,6 +268,30 @@ def test_a_history_that_has_lost_its_end_is_refused_at_last(tmp_path: Path) -> N
     archiver._check_end("c.history", 10, 10)
     with pytest.raises(UnusableError, match="its end was lost"):
         archiver._check_end("c.history", 10, 9)
+
+
+@pytest.mark.parametrize("staged", [True, False])
+def test_a_table_whose_maker_was_killed_is_made_again(tmp_path: Path, staged: bool) -> None:
+    """Delta Lake makes folders first. What is left of that is a damaged table to it, for ever."""
+    log = tmp_path / LOG
+    (log / "_staged_commits" if staged else log).mkdir(parents=True)
+    forget_unmade(url_of(tmp_path))
+    assert not tmp_path.exists()
+    forget_unmade(url_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "left", [f"{LOG}/00000000000000000000.json", "month=2026-11/part-0.parquet", ""]
+)
+def test_a_folder_that_is_or_was_a_table_or_is_none_stays(tmp_path: Path, left: str) -> None:
+    file = tmp_path / (left or "notes")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("{}")
+    if left:
+        (tmp_path / LOG).mkdir(exist_ok=True)
+    forget_unmade(url_of(tmp_path))
+    assert file.exists()
+    forget_unmade("s3a://bucket/archive/history")
 
 
 def test_of_two_writers_the_second_is_refused(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.core.timestamps.bucket_state import BucketState, Question
 from coordinator.core.timestamps.progress import NextOffset, TimestampProgress
 from coordinator.kafka.readers import BEGINNING
 from streaming.archive import job
@@ -133,67 +135,112 @@ def test_a_batch_that_waited_for_records_does_not_hurry_the_next_one(
     assert clock.waited == [0.1, *[0.05] * 4]
 
 
+def pauses(clock: Clock, batch: Callable[[], None], number: int) -> list[float]:
+    """Compute so many batches; return how long it took until each next one might begin."""
+    found = []
+    for _ in range(number):
+        begun_s = clock.now_s
+        batch()
+        found.append(round(clock.now_s - begun_s, 6))
+    return found
+
+
 def test_quiet_batches_become_rare_and_work_ends_that(clock: Clock, tmp_path: Path) -> None:
     quiet = iter([True] * 6 + [False] + [True] * 2)
     batch = timestamps(clock, lambda: next(quiet), tmp_path)
-    for _ in range(9):
-        batch()
-    assert clock.waited == [0.2, 0.4, 0.8, 1.6, 3.2, 3.2, 0.1, 0.2, 0.4]
+    assert pauses(clock, batch, 9) == [0.2, 0.4, 0.8, 1.6, 3.2, 3.2, 0.1, 0.2, 0.4]
 
 
 PLACES = {("c.sync", 0): 7, ("c.sync", 1): BEGINNING}
 
 
+class Quiet:
+    """An application of which every batch is quiet, but if it is told otherwise."""
+
+    def __init__(self, clock: Clock, folder: Path, trigger_ms: int = 100) -> None:
+        options = Options(
+            cluster="c", bootstrap_servers=NOWHERE, data_dir=folder, trigger_ms=trigger_ms
+        )
+        self.made = an_application(clock, options)
+        self.made._carry_out = lambda _: self.is_quiet  # type: ignore[method-assign]
+        self.made._watched = {("c.sync", 0): 5, ("c.sync", 1): BEGINNING}
+        self.is_quiet = True
+        self.lookout: Any = self.made._lookout
+        self.knows()
+
+    def knows(self, *states: BucketState) -> None:
+        read = (NextOffset("c.sync", 0, 7), NextOffset("c.tick", 0, 9))
+        progress = TimestampProgress(NOW_MS, read)
+        buckets = {state.bucket: state for state in states}
+        self.made._query_state = QueryState("c", progress=progress, states=buckets)
+
+    def batch(self) -> None:
+        frame: Any = None
+        self.made._on_batch(frame, 0)
+
+
 @pytest.fixture
-def quiet(clock: Clock, tmp_path: Path) -> Application:
-    """An application of which every batch is quiet."""
-    options = Options(cluster="c", bootstrap_servers=NOWHERE, data_dir=tmp_path, trigger_ms=100)
-    made = an_application(clock, options)
-    made._carry_out = lambda _: True  # type: ignore[method-assign]
-    made._watched = {("c.sync", 0): 5, ("c.sync", 1): BEGINNING}
-    read = TimestampProgress(NOW_MS, (NextOffset("c.sync", 0, 7), NextOffset("c.tick", 0, 9)))
-    made._query_state = QueryState("c", progress=read)
-    return made
+def quiet(clock: Clock, tmp_path: Path) -> Quiet:
+    return Quiet(clock, tmp_path)
 
 
 def test_in_a_long_pause_somebody_looks_out_from_where_reading_has_got_to(
-    clock: Clock, quiet: Application
+    clock: Clock, quiet: Quiet
 ) -> None:
-    lookout: Any = quiet._lookout
-    frame: Any = None
-    for _ in range(3):
-        quiet._on_batch(frame, 0)
-    assert (clock.waited, lookout.places) == ([0.2, 0.4, 0.8], [PLACES])
+    assert pauses(clock, quiet.batch, 3) == [0.2, 0.4, 0.8]
+    assert quiet.lookout.places == [PLACES]
 
 
 def test_what_comes_ends_a_pause_once_and_not_again_before_a_batch_has_it(
-    clock: Clock, quiet: Application
+    clock: Clock, quiet: Quiet
 ) -> None:
     """Else what no batch ever has would keep the application busy."""
-    lookout: Any = quiet._lookout
-    lookout.calls = True
-    frame: Any = None
-    for _ in range(7):
-        quiet._on_batch(frame, 0)
-    assert clock.waited == [0.2, 0.4, 0.05, 1.0, 0.05, 1.0, 0.05]
+    quiet.lookout.calls = True
+    ended, not_ended = 0.15, 1.1
+    assert pauses(clock, quiet.batch, 6) == [0.2, 0.4, ended, not_ended, ended, not_ended]
+    quiet.is_quiet = False
+    assert pauses(clock, quiet.batch, 1) == [0.1]
+    quiet.is_quiet = True
+    assert pauses(clock, quiet.batch, 3) == [0.2, 0.4, ended]
+
+
+def test_nothing_that_comes_ends_a_period(clock: Clock, tmp_path: Path) -> None:
+    """It paces batches with work, and those without."""
+    rare = Quiet(clock, tmp_path, trigger_ms=2_000)
+    rare.lookout.calls = True
+    assert pauses(clock, rare.batch, 5) == [2.0, 2.0, 2.0, 2.0, 2.05]
+    rare.is_quiet = False
+    assert pauses(clock, rare.batch, 2) == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(
     ("due_ms", "waits"),
-    [(-5_000, 0.1), (50, 0.1), (300, 0.3), (1_000, 1.0), (60_000, 3.2)],
+    [(-5_000, 1.0), (0, 1.0), (50, 0.1), (300, 0.3), (1_000, 1.0), (60_000, 3.2)],
 )
 def test_a_pause_ends_when_a_limit_is_over(
-    clock: Clock,
-    quiet: Application,
-    monkeypatch: pytest.MonkeyPatch,
-    due_ms: int,
-    waits: float,
+    clock: Clock, quiet: Quiet, monkeypatch: pytest.MonkeyPatch, due_ms: int, waits: float
 ) -> None:
+    """What was due already, and came to nothing, waits for a heartbeat: for a second at most."""
     monkeypatch.setattr(application, "next_due_ms", lambda state: NOW_MS + due_ms)
-    frame: Any = None
-    for _ in range(6):
-        quiet._on_batch(frame, 0)
-    assert clock.waited[-1] == waits
+    assert pauses(clock, quiet.batch, 6)[-1] == waits
+
+
+def test_while_a_question_is_open_no_pause_is_long(clock: Clock, quiet: Quiet) -> None:
+    """An indexer's heartbeat answers it, and ends no pause."""
+    state = BucketState.new("b", 1)
+    quiet.knows(replace(state, questions=(Question(1, (1,), "a question", NOW_MS),)))
+    assert pauses(clock, quiet.batch, 5) == [0.1] * 5
+
+
+def test_a_bucket_in_which_something_is_always_due_keeps_nobody_busy(
+    clock: Clock, quiet: Quiet
+) -> None:
+    """Empty vbuckets on a new branch, of which there is nothing to tell."""
+    state = BucketState.new("b", 1)
+    places = state.places.copy()
+    places["vbuuid"] = 99
+    quiet.knows(replace(state, places=places, published_ms=NOW_MS - 60_000))
+    assert pauses(clock, quiet.batch, 6)[-1] == 1.0
 
 
 def test_nobody_waits_who_only_reads_what_is_there(clock: Clock, tmp_path: Path) -> None:

@@ -694,6 +694,15 @@ def test_nothing_follows_of_a_tick_before_something_is_due(waits_ms: int) -> Non
     assert next_due_ms(run.query_state) == NOW_MS + 1 + 40_000, "since the last SYNC"
 
 
+def test_a_record_that_waits_for_its_bucket_is_due_when_it_has_waited_long_enough() -> None:
+    run = Run()
+    run.step(*begins("unknown"), tick())
+    assert next_due_ms(run.query_state) == NOW_MS + WAITING_MS
+    for gone_ms in range(1_000, WAITING_MS + 1, 1_000):
+        assert run.step(tick(NOW_MS + gone_ms)).quiet
+    assert on(DEAD_LETTER, run.step(tick(NOW_MS + WAITING_MS + 1)))
+
+
 def test_a_bucket_that_is_gone_leaves_no_state() -> None:
     run = Run()
     run.step(a_bucket(), *begins(), tick())
