@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     stopping, wake = threading.Event(), threading.Event()
 
     def stop() -> None:
+        # Who signals a whole group of processes ends the JVM as well: libraries tell at length.
+        logging.disable(logging.CRITICAL)
         stopping.set()
         wake.set()
 

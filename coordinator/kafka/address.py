@@ -72,7 +72,9 @@ def read_settings(file: Path) -> dict[str, str]:
     """Return the settings of a file. Raises KafkaRefusal `kafka_conf_invalid`."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise _invalid(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise _invalid(f"{file}: {error}") from error
     found = {}
     for number, line in enumerate(lines, 1):
