@@ -150,7 +150,10 @@ class _Fold:
         self.before, self.batch, self.now_ms = state, batch, batch.now_ms
         self.rows = Vbuckets(state, batch.now_ms)
         self.owners = Ownership(state, self.rows)
-        self.logs = dict(state.logs)
+        # The same object where nothing is told: who packs it remembers its text.
+        is_told = any(isinstance(record, FailoverLog) for record in batch.control)
+        self._told = dict(state.logs) if is_told else {}
+        self.logs = self._told if is_told else state.logs
         self.positions = Positions(self.owners, self.logs)
         self.announcer = Announcer(state, self.positions, settings, batch.now_ms)
         self.early = state.early
@@ -164,7 +167,7 @@ class _Fold:
         control = self._sound_control()
         for record in control:
             if isinstance(record, FailoverLog):
-                self.logs[record.vbucket] = record.branches
+                self._told[record.vbucket] = record.branches
                 self.rows.branch(record.vbucket)
         syncs = self._sound_syncs()
         if turns := in_turn(control):

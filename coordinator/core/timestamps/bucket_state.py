@@ -309,14 +309,32 @@ def pack(state: BucketState) -> bytes:
         },
         separators=(",", ":"),
     )
-    logs = ",".join(f"[{v},{_log_text(log)}]" for v, log in state.logs.items())
-    whole = f'{head[:-1]},"logs":[{logs}]}}'.encode()
+    whole = f'{head[:-1]},"logs":[{_logs_text(state)}]}}'.encode()
     return HEAD.pack(FORMAT, len(whole)) + zlib.compress(whole + b"".join(blobs), 1)
+
+
+def _logs_text(state: BucketState) -> str:
+    """Return all failover logs as JSON, without brackets: they hardly ever change."""
+    known = _TEXTS.get(state.bucket)
+    if known is not None and known[0] is state.logs:
+        return known[1]
+    text = ",".join(f"[{v},{_log_text(log)}]" for v, log in state.logs.items())
+    if len(_TEXTS) >= TEXTS_MAX:
+        _TEXTS.clear()
+    _TEXTS[state.bucket] = state.logs, text
+    return text
+
+
+TEXTS_MAX = 4_096
+"""Of so many buckets the text of their failover logs is remembered."""
+
+_TEXTS: dict[str, tuple[Mapping[int, tuple[FailoverBranch, ...]], str]] = {}
+"""By bucket: the failover logs that were packed last, which nobody changes, and their text."""
 
 
 @lru_cache(maxsize=65_536)
 def _log_text(log: tuple[FailoverBranch, ...]) -> str:
-    """Return a failover log as JSON, without brackets: most are the same in every batch."""
+    """Return a failover log as JSON, without brackets."""
     return ",".join(f"[{b.vbuuid},{b.seqno}]" for b in log)
 
 
