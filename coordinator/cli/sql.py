@@ -34,6 +34,9 @@ PLAIN = re.compile(r"[^\x00-\x1f\x7f*?\[\]]+")
 """Paths of files of a table. DuckDB takes some characters for a pattern, and waits for ever where
 a path has a NUL."""
 
+EPOCH, LAST_MS = datetime(1970, 1, 1, tzinfo=UTC), 253_402_300_799_999
+"""The end of the year 9999, in milliseconds."""
+
 PATH_SHOWN = 200
 """So much of a path an error repeats."""
 
@@ -149,7 +152,7 @@ def _versions(folder: Path, at_ms: int | None) -> list[Version]:
             if at_ms is not None:
                 if not found:
                     _check_then(folder, there, at_ms)
-                there.load_as_version(datetime.fromtimestamp(at_ms / 1000, UTC))
+                there.load_as_version(_utc(at_ms))
             found.append(Version(table, there.version(), _files(folder / table.name, there)))
         except TableNotFoundError as error:
             text = f"there is no archive in {folder}: `indexctl run --archive` writes one"
@@ -162,7 +165,7 @@ def _versions(folder: Path, at_ms: int | None) -> list[Version]:
 
 def _local(archive: str) -> Path:
     """Return the folder of an archive. CommandError: it is somewhere else."""
-    place = archive.removeprefix("file://")
+    place = archive.removeprefix("file://localhost").removeprefix("file://")
     if "://" in place:
         text = f"{archive}: only a folder of this machine can be read; other readers of Delta Lake"
         raise CommandError("archive_unusable", f"{text} read URLs")
@@ -174,8 +177,13 @@ def _check_then(folder: Path, table: "DeltaTable", at_ms: int) -> None:
     begun_ms = min((one["timestamp"] for one in table.history()), default=at_ms)
     if at_ms < begun_ms:
         text = f"there was no archive in {folder} then: what can be asked begins at "
-        begun = datetime.fromtimestamp(begun_ms / 1000, UTC).isoformat(timespec="seconds")
+        begun = _utc(begun_ms).isoformat(timespec="seconds")
         raise CommandError("no_archive", text + begun, {"folder": str(folder)})
+
+
+def _utc(ms: int) -> datetime:
+    """Return a time that a calendar has."""
+    return EPOCH + timedelta(milliseconds=min(ms, LAST_MS))
 
 
 def _files(folder: Path, table: "DeltaTable") -> list[str]:

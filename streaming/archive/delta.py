@@ -8,8 +8,11 @@ twice, and no other memory of the offset can contradict the table.
 
 from __future__ import annotations
 
-import shutil
+import os
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.core.model.types import Offset
@@ -41,6 +44,9 @@ APP_VERSION = "spark.databricks.delta.write.txnVersion"
 LOG = "_delta_log"
 """In the folder of a table: a file for each version."""
 
+UNFINISHED = re.compile(r"\..+\.(tmp|crc)")
+"""A file that was being written, and its checksum."""
+
 RETAIN_HOURS = 7 * 24
 """A file that was replaced stays for so long: versions of this age can still be read."""
 
@@ -66,14 +72,31 @@ def forget_unmade(url: str) -> None:
     """Delete the folder of a table whose maker was killed before its first version: Delta Lake
     takes it for a table that is damaged. Raises OSError.
 
-    A folder that has rows stays. Elsewhere than on this machine nothing is looked at, for nobody
-    is locked out there.
+    A folder stays that has anything else than an empty log. Elsewhere than on this machine nothing
+    is looked at, for nobody is locked out there.
     """
     folder = folder_of(url)
-    if folder is None or not (folder / LOG).is_dir():
+    if folder is None or folder.is_symlink() or not (folder / LOG).is_dir():
         return
-    if not any((folder / LOG).glob("*.json")) and not any(folder.rglob("*.parquet")):
-        shutil.rmtree(folder)
+    log = folder / LOG
+    folders = [log / "_staged_commits", log / "_commits", log]
+    there = set(_below(folder))
+    unfinished = {path for path in there if path.parent == log and UNFINISHED.fullmatch(path.name)}
+    if there <= unfinished | set(folders):
+        for file in unfinished:
+            file.unlink()
+        for one in (*folders, folder):
+            if one in there or one == folder:
+                one.rmdir()
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Yield all that is in a folder, and in folders in it. Raises OSError: one cannot be read."""
+    with os.scandir(folder) as found:
+        for one in found:
+            yield Path(one.path)
+            if one.is_dir(follow_symlinks=False):
+                yield from _below(Path(one.path))
 
 
 class Batch(NamedTuple):

@@ -16,4 +16,6 @@ def url_of(archive: str | Path) -> str:
 
 def folder_of(url: str) -> Path | None:
     """Return the local folder that a URL names, None if it is elsewhere."""
-    return Path(url.removeprefix("file://")) if url.startswith("file://") else None
+    if not url.startswith("file://"):
+        return None
+    return Path(url.removeprefix("file://").removeprefix("localhost"))

@@ -202,7 +202,9 @@ class _Fold:
                         self._hear_out(said, turn.vbucket, turn.ordinal)
                     self.owners.end(turn)
                 case ConnectionClosed():
-                    mine = np.flatnonzero(self.rows.connection == turn.connection)
+                    # What had ended before was heard out then.
+                    open_now = self.rows.ended == OPEN
+                    mine = np.flatnonzero((self.rows.connection == turn.connection) & open_now)
                     for vbucket in mine.tolist():
                         self._hear_out(said, vbucket, turn.ordinal)
                     self.owners.close(turn)

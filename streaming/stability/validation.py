@@ -14,6 +14,9 @@ from coordinator.core.model.stream_records import (
 )
 
 BRANCHES_MAX = 64
+REASON_LENGTH_MAX, PARTICIPANTS_MAX = 1_000, 1_000
+"""An answer repeats both, and a message of Kafka has a bound. There are 251 indexers at most."""
+
 U64_MAX = 2**64 - 1
 I64_MAX = 2**63 - 1
 
@@ -40,6 +43,10 @@ def fault(record: Control, bucket: str, vbuckets: int) -> str:
         case RestartRequested():
             if record.vbuckets != vbuckets:
                 return f"is about {record.vbuckets} vbuckets: there are {vbuckets}"
+            if len(record.reason) > REASON_LENGTH_MAX:
+                return f"a reason of {len(record.reason)} characters"
+            if len(record.participants) > PARTICIPANTS_MAX:
+                return f"{len(record.participants)} participants"
             numbers = {"round": record.round}
         case PromotionRequested():
             numbers = {"wait_ms": record.wait_ms, "at_ms": record.at_ms}

@@ -26,8 +26,8 @@ STEP_MS = 100
 SWITCH_MS = 250
 SLOWER = 8
 
-TICK_MS_MAX = 253_402_300_799_999
-"""The end of the year 9999."""
+TICK_MS_MAX = 253_370_764_799_999
+"""The end of the year 9998: time goes on after a tick, and the archive has none after 9999."""
 
 
 class Clock(NamedTuple):

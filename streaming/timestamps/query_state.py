@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from coordinator import codec
 from coordinator.core.model.entities import Bucket, Setting, Stream, bucket_key, setting_key
+from coordinator.core.model.names import is_name
 from coordinator.core.model.records import DeadLetter, Event
 from coordinator.core.model.stream_records import (
     ConnectionClosed,
@@ -126,6 +127,9 @@ BELONGS: Mapping[str, tuple[type, ...]] = {
     STATECONTEXT: (Event,),
 }
 
+VBUCKETS_MAX = 1 << 16
+"""The numbers that a vbucket can have."""
+
 NO_SYNC = "no numbers of a SYNC of this bucket"
 
 NOTHING_READ = TimestampProgress(0, ())
@@ -210,8 +214,17 @@ def fold_batch(query_state: QueryState, rows: Rows) -> BatchResult:
     records = [*outputs, *map(_dead_letter_record, work.dead_letters)]
     hurried = any(state.hurried_until_ms > work.now_ms for state in states.values())
     silent = not rows.syncs and all(INPUTS[row.place] in QUIET for row in rows.raw)
-    quiet = silent and not records and not hurried
+    quiet = (silent or _is_as_before(query_state, after)) and not records and not hurried
     return BatchResult(after, [*records, *_kept(query_state, after)], quiet)
+
+
+def _is_as_before(before: QueryState, after: QueryState) -> bool:
+    """Tell whether a batch has changed nothing but how far was read: nobody had a use for it."""
+    known = (before.context.buckets, before.context.settings, before.waiting)
+    if known != (after.context.buckets, after.context.settings, after.waiting):
+        return False
+    states = before.states
+    return all(states.get(name) is state for name, state in after.states.items())
 
 
 def next_due_ms(query_state: QueryState) -> int:
@@ -233,6 +246,11 @@ def _quiet_of(query_state: QueryState, state: BucketState, rules: TimestampSetti
     return known
 
 
+def is_possible(bucket: Bucket) -> bool:
+    """Tell whether there can be such a bucket: state and arrays are made for it."""
+    return is_name(bucket.name) and 1 <= bucket.vbuckets <= VBUCKETS_MAX
+
+
 def with_buckets(query_state: QueryState, events: Iterable[Event]) -> QueryState:
     """Return the state that knows the buckets of these events of the StateContext already.
 
@@ -243,7 +261,11 @@ def with_buckets(query_state: QueryState, events: Iterable[Event]) -> QueryState
     restarts: dict[str, int] = {}
     for event in events:
         entity = event.mutation.entity
-        if isinstance(entity, Bucket) and query_state.shard.owns(entity.name):
+        if (
+            isinstance(entity, Bucket)
+            and is_possible(entity)
+            and query_state.shard.owns(entity.name)
+        ):
             buckets.setdefault(entity.name, entity)
         elif isinstance(entity, Stream):
             restarts[entity.bucket] = max(entity.restart, restarts.get(entity.bucket, 0))
@@ -481,7 +503,10 @@ class _Work:
             event = self._decode(self._place(row), STATECONTEXT)
             entity = None if event is None else event.mutation.entity
             if isinstance(entity, Bucket):
-                if self._owns(entity.name):
+                if not is_possible(entity):
+                    problem = f"a bucket of {entity.vbuckets} vbuckets, with this name"
+                    self._dead_letter_once(self._place(row), problem)
+                elif self._owns(entity.name):
                     buckets[entity.name] = entity
             elif isinstance(entity, Setting) and self._is_fit(self._place(row), entity):
                 settings[entity.name] = entity

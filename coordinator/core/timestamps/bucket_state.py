@@ -273,8 +273,14 @@ class TimestampState:
     state: bytes
 
 
+HEARD_BYTES_MAX = 1_500_000
+
+
 def pack(state: BucketState) -> bytes:
     """Return a state as bytes; equal states that were come by in the same way have the same.
+
+    What indexers said last is left out where it is too much for a message of Kafka: they say it
+    again within a second.
 
     A byte for the version; the size of the head as 4 bytes, little-endian; the head, JSON; then
     the arrays, column after column. All but the version and the size is compressed.
@@ -282,7 +288,8 @@ def pack(state: BucketState) -> bytes:
     blobs: list[bytes] = [state.places[name].tobytes() for name in PLACE.names or ()]
     blobs += [state.early[name].tobytes() for name in EARLY.names or ()]
     blobs += [connection.marks.astype("<i8").tobytes() for connection in state.connections.values()]
-    for heard in state.heard.values():
+    remembered = state.heard if 16 * state.vbuckets * len(state.heard) <= HEARD_BYTES_MAX else {}
+    for heard in remembered.values():
         blobs += heard.vector.to_bytes()
     head = json.dumps(
         {
@@ -299,7 +306,7 @@ def pack(state: BucketState) -> bytes:
             "early_ends": [[*key, *ends] for key, ends in state.early_ends.items()],
             "heard": [
                 [i, *heard._replace(vector=None)]  # type: ignore[arg-type]
-                for i, heard in state.heard.items()
+                for i, heard in remembered.items()
             ],
             "questions": state.questions,
             "stability_number": state.stability_number,

@@ -229,6 +229,7 @@ def test_an_earlier_version_can_be_asked(folder: Path) -> None:
     assert json.loads(done.stdout)["rows"] == [{"n": 2}], done.output
     assert rows(folder, shown) == [{"n": 4}]
     assert sql(folder, shown, "--at", "yesterday").exit_code == 2
+    assert json.loads(sql(folder, shown, "--at", "9999-12-31T23:59:59.999999Z", "--json").stdout)
     early = sql(folder, shown, "--at", "2023-11-14T22:13:19Z")
     assert early.exit_code == 3
     assert "what can be asked begins at 2023-11-14T22:13:20" in early.output
@@ -240,7 +241,7 @@ def test_only_a_folder_of_this_machine_can_be_asked(folder: Path) -> None:
     assert done.exit_code == 1
     assert "s3://bucket/archive: only a folder" in done.output
     assert "archive_unusable" in done.output
-    there = f"file://{(folder / ARCHIVE).resolve()}"
+    there = f"file://localhost{(folder / ARCHIVE).resolve()}"
     assert sql(folder, "SELECT count(*) FROM history", "--archive", there).exit_code == 0
 
 

@@ -6,6 +6,7 @@ import json
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from coordinator.core.model.entities import (
     Source,
     Stream,
 )
-from coordinator.core.model.records import Event, Mutation
+from coordinator.core.model.records import DeadLetter, Event, Mutation
 from coordinator.core.model.stream_records import StabilityTimestamp, Tick
 from coordinator.core.model.types import TxnId
 from streaming.archive import job as archive_job
@@ -270,28 +271,91 @@ def test_a_history_that_has_lost_its_end_is_refused_at_last(tmp_path: Path) -> N
         archiver._check_end("c.history", 10, 9)
 
 
-@pytest.mark.parametrize("staged", [True, False])
-def test_a_table_whose_maker_was_killed_is_made_again(tmp_path: Path, staged: bool) -> None:
+@pytest.mark.parametrize("left", ["", "_staged_commits/", "_commits/", ".0.json.crc", ".0.a.tmp"])
+def test_a_table_whose_maker_was_killed_is_made_again(tmp_path: Path, left: str) -> None:
     """Delta Lake makes folders first. What is left of that is a damaged table to it, for ever."""
-    log = tmp_path / LOG
-    (log / "_staged_commits" if staged else log).mkdir(parents=True)
-    forget_unmade(url_of(tmp_path))
-    assert not tmp_path.exists()
-    forget_unmade(url_of(tmp_path))
+    log = tmp_path / "history" / LOG
+    (log / left if left.endswith("/") else log).mkdir(parents=True)
+    if left.startswith("."):
+        (log / left).touch()
+    forget_unmade(url_of(tmp_path / "history"))
+    assert list(tmp_path.iterdir()) == []
+    forget_unmade(url_of(tmp_path / "history"))
 
 
 @pytest.mark.parametrize(
-    "left", [f"{LOG}/00000000000000000000.json", "month=2026-11/part-0.parquet", ""]
+    "left",
+    [
+        f"{LOG}/00000000000000000000.json",
+        f"{LOG}/_staged_commits/0.uuid.json",
+        f"{LOG}/_last_checkpoint",
+        "month=2026-11/part-0.parquet",
+        "data.csv",
+        "empty/",
+    ],
 )
-def test_a_folder_that_is_or_was_a_table_or_is_none_stays(tmp_path: Path, left: str) -> None:
-    file = tmp_path / (left or "notes")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("{}")
-    if left:
-        (tmp_path / LOG).mkdir(exist_ok=True)
+def test_a_folder_with_anything_else_stays(tmp_path: Path, left: str) -> None:
+    kept = tmp_path / left
+    (kept if left.endswith("/") else kept.parent).mkdir(parents=True, exist_ok=True)
+    (tmp_path / LOG / "_staged_commits").mkdir(parents=True, exist_ok=True)
+    if not left.endswith("/"):
+        kept.write_text("{}")
+    before = sorted(tmp_path.rglob("*"))
     forget_unmade(url_of(tmp_path))
-    assert file.exists()
-    forget_unmade("s3a://bucket/archive/history")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_is_elsewhere_or_no_folder_of_a_table_is_not_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "notes").touch()
+    (tmp_path / "there" / LOG).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    for url in (url_of(tmp_path), f"file://{tmp_path}/link", "s3a://bucket/archive/history"):
+        forget_unmade(url)
+    assert (tmp_path / "there" / LOG).is_dir()
+    assert (tmp_path / "notes").exists()
+
+
+class Letters:
+    """A producer that has no room for every other record at first."""
+
+    def __init__(self, _: Any) -> None:
+        self.taken: list[DeadLetter] = []
+        self.is_full = False
+
+    def produce(self, topic: str, record: bytes, key: bytes, on_delivery: Any) -> None:
+        self.is_full = not self.is_full
+        if self.is_full:
+            raise BufferError
+        assert (topic, len(record) < 1_000_000) == ("c.dead-letter", True)
+        self.taken.append(codec.decode(record))
+
+    def poll(self, _: float) -> None:
+        pass
+
+    def flush(self, _: float) -> int:
+        return 0
+
+
+def test_dead_letters_fit_on_their_topic_and_wait_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Letters] = []
+
+    def producer(settings: Any) -> Letters:
+        made.append(Letters(settings))
+        return made[-1]
+
+    monkeypatch.setattr(archive_job, "Producer", producer)
+    options = ArchiveOptions(
+        cluster="c",
+        bootstrap_servers="127.0.0.1:1",
+        data_dir=tmp_path,
+        archive=url_of(tmp_path / "archive"),
+    )
+    rows = [(offset, "no event", bytearray(b"x" * 4_190_000)) for offset in range(3)]
+    frame: Any = SimpleNamespace(toLocalIterator=lambda: iter(rows))
+    Archiver(options, threading.Event(), threading.Event())._send_dead_letters("c.history", frame)
+    assert [letter.offset for letter in made[0].taken] == [0, 1, 2]
 
 
 def test_of_two_writers_the_second_is_refused(

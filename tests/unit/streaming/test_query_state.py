@@ -15,6 +15,7 @@ from coordinator.core.model.records import DeadLetter, Event, Mutation
 from coordinator.core.model.stream_records import (
     MAINTENANCE,
     NOT_SAID,
+    ConnectionClosed,
     ConsolidatedStability,
     PromotionRequested,
     RestartRequested,
@@ -27,11 +28,12 @@ from coordinator.core.model.stream_records import (
 )
 from coordinator.core.model.types import TxnId
 from coordinator.core.model.vectors import Vector
-from coordinator.core.timestamps.bucket_state import BucketState
+from coordinator.core.timestamps.bucket_state import BucketState, pack, unpack
 from coordinator.core.timestamps.shards import WHOLE, BucketShard
 from coordinator.kafka.producers import DEAD_LETTER_BYTES_MAX
 from coordinator.kafka.topics import (
     DEAD_LETTER,
+    FAILOVER_LOG,
     HW,
     RESTART,
     RESTART_REQUEST,
@@ -701,6 +703,92 @@ def test_a_record_that_waits_for_its_bucket_is_due_when_it_has_waited_long_enoug
     for gone_ms in range(1_000, WAITING_MS + 1, 1_000):
         assert run.step(tick(NOW_MS + gone_ms)).quiet
     assert on(DEAD_LETTER, run.step(tick(NOW_MS + WAITING_MS + 1)))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"reason": "x" * 1_001}, "a reason of 1001 characters"),
+        ({"participants": tuple(range(1_001))}, "1001 participants"),
+    ],
+)
+def test_a_question_that_no_answer_has_room_for_is_a_dead_letter(
+    more: dict[str, Any], said: str
+) -> None:
+    """Kafka would refuse the answer, and with it the batch, at every start again."""
+    run = Run()
+    run.step(a_bucket(), *begins(), tick())
+    question = replace(RestartRequested("b", 1, VBUCKETS, (), "why", NOW_MS), **more)
+    done = run.step((RESTART_REQUEST, question), tick(NOW_MS + 1))
+    assert [said in letter.reason for letter in on(DEAD_LETTER, done)] == [True]
+    assert on(RESTART, done) == []
+
+
+def test_a_batch_that_nobody_had_a_use_for_is_quiet() -> None:
+    """Or records of no use would keep the application busy, however few they are."""
+    run = Run()
+    run.step(a_bucket(), *begins(), *syncs(5), tick())
+    run.step(tick(NOW_MS + 5_000))
+    assert run.step((FAILOVER_LOG, b""), tick(NOW_MS + 5_250)).quiet
+    assert not run.step(*begins("unknown"), tick(NOW_MS + 5_500)).quiet, "they wait"
+    assert not run.step(a_bucket("new"), tick(NOW_MS + 5_750)).quiet
+    rules = Setting("timestamps/b", '{"period_ms": 700}')
+    assert not run.step(written(rules), tick(NOW_MS + 6_000)).quiet
+
+
+@pytest.mark.parametrize(
+    "bucket",
+    [
+        Bucket("b", 0),
+        Bucket("b", -1),
+        Bucket("b", 2**31 - 1),
+        Bucket("*", 4),
+        Bucket("*/context", 4),
+    ],
+)
+def test_what_can_be_no_bucket_is_a_dead_letter_and_nothing_is_made_for_it(bucket: Bucket) -> None:
+    """The topic is compacted: the record is there at every start."""
+    run = Run()
+    done = run.step(written(bucket), tick())
+    assert len(on(DEAD_LETTER, done)) == 1
+    assert (run.query_state.context.buckets, run.query_state.states) == ((), {})
+    value = codec.encode(bucket)
+    event = Event(Mutation("BucketDiscovered", bucket.key, value, bucket), TxnId(1, 1), 0, 1)
+    assert with_buckets(QueryState(CLUSTER), [event]).context.buckets == ()
+
+
+def test_what_indexers_said_is_left_out_where_a_message_has_no_room_for_it() -> None:
+    vbuckets = 4_096
+    run = Run()
+    run.step(a_bucket(vbuckets=vbuckets), tick())
+    chance = np.random.default_rng(5)
+
+    def heard(indexers: int) -> int:
+        for indexer in range(indexers):
+            vbuuids = chance.integers(1, 2**63, vbuckets, dtype=np.uint64)
+            vector = Vector(vbuuids, chance.integers(0, 2**24, vbuckets, dtype=np.uint64))
+            run.step((HW, make_watermarks(indexer, vector)), tick(NOW_MS + indexer))
+        return len(pack(run.query_state.states["b"]))
+
+    few = heard(16)
+    assert len(unpack(pack(run.query_state.states["b"])).heard) == 16
+    assert few > 500_000
+    assert heard(64) < 100_000
+    assert unpack(pack(run.query_state.states["b"])).heard == {}
+
+
+def test_a_connection_that_is_closed_again_and_again_is_heard_out_once() -> None:
+    run, other = Run(), Run()
+    for each in (run, other):
+        each.step(a_bucket(), *begins(), *syncs(5), tick())
+    closed = ConnectionClosed("b", MAINTENANCE, 1, 7, 100, "gone", NOW_MS)
+    once = run.step((STREAM_END, closed), tick(NOW_MS + 4_000))
+    often = other.step(*[(STREAM_END, closed)] * 50, tick(NOW_MS + 4_000))
+    assert on_both(once) == on_both(often)
+
+
+def on_both(done: BatchResult) -> Any:
+    return [(r.topic, r.value) for r in done.records if r.topic in (RESTART, STABILITY)]
 
 
 def test_a_bucket_that_is_gone_leaves_no_state() -> None:
