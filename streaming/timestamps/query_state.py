@@ -532,13 +532,10 @@ class _Work:
 
     def sort(self) -> None:
         """Hand each record to its bucket: what has waited, then control records, then SYNCs."""
-        for letter in self.query_state.waiting:
-            place = Place(letter.topic, letter.partition, letter.offset, letter.value)
-            record = codec.decode(letter.value)
-            if record.bucket not in self._known:
-                since_ms = letter.at_ms and min(letter.at_ms + self.unwatched_ms, self.now_ms)
-                self._waits_since_ms.setdefault(record.bucket, since_ms)
-            self._assign(place, record)
+        if self._goes_on_waiting():
+            self.waiting = list(self.query_state.waiting)
+        else:
+            self._hand_out_waiting()
         for place, record in self._decoded:
             if self._owns(record.bucket):
                 self._assign(place, record)
@@ -549,6 +546,28 @@ class _Work:
             syncs = SyncRows.joined(bucket, self._syncs.pop(bucket)).reduced()
             for place in self._places_of(syncs):
                 self._wait(place, bucket)
+
+    def _goes_on_waiting(self) -> bool:
+        """Tell whether all that waits goes on waiting, with nothing beside it: the usual case, for
+        which thousands of records need not be looked at in each batch."""
+        letters = self.query_state.waiting
+        oldest_ms = min((letter.at_ms for letter in letters), default=0)
+        if not oldest_ms or self.unwatched_ms or self.now_ms - oldest_ms > WAITING_MS:
+            return False
+        if self._known != {one.name for one in self.query_state.context.buckets}:
+            return False
+        read = {record.bucket for _, record in self._decoded}
+        read |= {syncs.bucket for syncs in self.rows.syncs}
+        return not any(self._owns(bucket) for bucket in read - self._known)
+
+    def _hand_out_waiting(self) -> None:
+        for letter in self.query_state.waiting:
+            place = Place(letter.topic, letter.partition, letter.offset, letter.value)
+            record = codec.decode(letter.value)
+            if record.bucket not in self._known:
+                since_ms = letter.at_ms and min(letter.at_ms + self.unwatched_ms, self.now_ms)
+                self._waits_since_ms.setdefault(record.bucket, since_ms)
+            self._assign(place, record)
 
     def _assign(self, place: Place, record: Any) -> None:
         if isinstance(record, Sync | SyncVector):

@@ -942,6 +942,21 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/streaming/test_query_state.py",
     ),
     Mutant(
+        "what-waits-is-not-looked-at-when-its-bucket-comes",
+        "streaming/timestamps/query_state.py",
+        "        if self._known != {one.name for one in self.query_state.context.buckets}:\n"
+        "            return False\n",
+        "",
+        "tests/unit/streaming/test_query_state.py",
+    ),
+    Mutant(
+        "what-waits-is-not-looked-at-when-it-has-waited-too-long",
+        "streaming/timestamps/query_state.py",
+        " or self.now_ms - oldest_ms > WAITING_MS:",
+        ":",
+        "tests/unit/streaming/test_query_state.py",
+    ),
+    Mutant(
         "a-bucket-of-any-size-is-made",
         "streaming/timestamps/query_state.py",
         "                if not is_possible(entity):\n",

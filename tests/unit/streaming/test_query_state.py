@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -694,6 +695,40 @@ def test_nothing_follows_of_a_tick_before_something_is_due(waits_ms: int) -> Non
     assert next_due_ms(run.query_state) == NOW_MS + 700, "the same, now that it is remembered"
     assert on(STABILITY, run.step(tick(NOW_MS + 700)))
     assert next_due_ms(run.query_state) == NOW_MS + 1 + 40_000, "since the last SYNC"
+
+
+def test_what_waits_is_not_looked_at_before_something_can_come_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Up to ten thousand records may wait, and a batch of ticks must not cost half a second."""
+    plain, quick = Run(), Run()
+    looked: list[int] = []
+    alone = {True: 0, False: 0}
+    """Batches of a tick alone while something waits: in so many that was looked at, or not."""
+    hand_out = query_state_module._Work._hand_out_waiting
+
+    def counted(work: Any) -> None:
+        looked.append(len(work.query_state.waiting))
+        hand_out(work)
+
+    monkeypatch.setattr(query_state_module._Work, "_hand_out_waiting", counted)
+    chance = random.Random(7)
+    for number in range(400):
+        some: list[tuple[str, Any]] = [tick(NOW_MS + 400 * number)]
+        if chance.random() < 0.1:
+            some += chance.choice([begins("u"), syncs(number, "u"), syncs(number, "v"), begins()])
+        if chance.random() < 0.03:
+            some.append(a_bucket(chance.choice(["u", "v", "w"])))
+        if chance.random() < 0.03:
+            some.append(gone(Bucket(chance.choice(["u", "v"]), VBUCKETS).key))
+        with monkeypatch.context() as always:
+            always.setattr(query_state_module._Work, "_goes_on_waiting", lambda work: False)
+            expected = plain.step(*some)
+        looked.clear()
+        assert quick.step(*some).records == expected.records
+        if quick.query_state.waiting and len(some) == 1:
+            alone[bool(looked)] += 1
+    assert alone[False] > 5 * alone[True] > 0
 
 
 def test_a_record_that_waits_for_its_bucket_is_due_when_it_has_waited_long_enough() -> None:
