@@ -96,6 +96,10 @@ QUIET_PAUSE_S, QUIET_PAUSE_S_MAX = 0.1, 3.2
 batch of ticks alone costs as much as any. It waits no longer than until a limit or a period is
 over."""
 
+HELD_S, SENT_S = 0.06, 0.015
+"""A batch waits for a tick that comes so soon, and for so long after it, until Kafka has it. One
+that just misses it would tell a whole batch later what the tick ends."""
+
 UNSURE_PAUSE_S_MAX = 1.0
 """So long it waits at most where what ends a pause is not known for sure."""
 
@@ -469,12 +473,19 @@ class Application:
         if not self.options.until_read:
             # Spark needs as long again until it begins the next batch.
             left_s = begun_s + self.options.trigger_ms / 1000 - sparks_s - time.monotonic()
-            self._stopping.wait(max(0.0, left_s))
+            left_s = self._with_tick_s(max(0.0, left_s))
+            self._stopping.wait(left_s)
             if quiet:
-                self._pause(self._quiet_pause_s() - max(0.0, left_s))
+                self._pause(self._quiet_pause_s() - left_s)
             else:
                 self._called = False
         self._returned_s = time.monotonic()
+
+    def _with_tick_s(self, left_s: float) -> float:
+        """Return how long to wait so that the next batch has a tick that comes soon after that."""
+        due_s = self._ticker.due_s()
+        there_s = 0.0 if due_s is None else due_s + SENT_S - time.monotonic()
+        return there_s if left_s < there_s <= left_s + HELD_S + SENT_S else left_s
 
     def _quiet_pause_s(self) -> float:
         """Return how long nothing has to be computed if nothing comes.

@@ -77,6 +77,8 @@ class Ticker:
         self._arrived_s = time.monotonic()
         """When a tick has arrived last, or another producer was made."""
         self._producer = self._made()
+        self._due_s: float | None = None
+        """When the next tick is written; None: nobody knows."""
         self._on = threading.Event()
         self._stopping = threading.Event()
         if period_ms:
@@ -101,6 +103,10 @@ class Ticker:
         self._arrived_s = time.monotonic()
         (self._on.set if on else self._on.clear)()
 
+    def due_s(self) -> float | None:
+        """Return when the next tick is written, on the monotonic clock; None: that is not known."""
+        return self._due_s
+
     def stop(self) -> None:
         self._stopping.set()
         self._on.set()
@@ -120,12 +126,14 @@ class Ticker:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
+            self._due_s = None
             self._on.wait()
             if self._stopping.is_set():
                 return
             self._tick()
             self._send(self._heartbeat, codec.encode(self._beat()))
             self._renew_if_stuck()
+            self._due_s = time.monotonic() + self._period_s
             self._stopping.wait(self._period_s)
 
     def _tick(self) -> None:

@@ -900,6 +900,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/streaming/test_pacing.py",
     ),
     Mutant(
+        "a-batch-just-misses-a-tick",
+        "streaming/timestamps/application.py",
+        "        return there_s if left_s < there_s <= left_s + HELD_S + SENT_S else left_s\n",
+        "        return left_s\n",
+        "tests/unit/streaming/test_pacing.py",
+    ),
+    Mutant(
         "an-open-question-waits-for-the-end-of-a-pause",
         "streaming/timestamps/application.py",
         "if any(state.questions for state in query_state.states.values()):",

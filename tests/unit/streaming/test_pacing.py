@@ -105,6 +105,24 @@ def test_batches_with_work_begin_a_period_apart_or_when_the_last_one_ends(
     assert clock.now_s == pytest.approx(START_S + 3 * max(0.1, took_s))
 
 
+@pytest.mark.parametrize(
+    ("tick_s", "waits"),
+    [(None, 0.1), (-0.01, 0.1), (0.05, 0.1), (0.09, 0.105), (0.16, 0.175), (0.161, 0.1), (5, 0.1)],
+)
+def test_a_batch_has_the_tick_that_comes_soon_after_it_might_begin(
+    clock: Clock, tmp_path: Path, tick_s: float | None, waits: float
+) -> None:
+    """What the tick ends would be told a batch later."""
+    options = Options(cluster="c", bootstrap_servers=NOWHERE, data_dir=tmp_path, trigger_ms=100)
+    made = an_application(clock, options)
+    made._carry_out = lambda _: False  # type: ignore[method-assign]
+    due_s = None if tick_s is None else START_S + tick_s
+    made._ticker.due_s = lambda: due_s  # type: ignore[method-assign]
+    frame: Any = None
+    made._on_batch(frame, 0)
+    assert clock.waited == [waits]
+
+
 @pytest.mark.parametrize(("took_s", "sparks_s"), [(0.03, 0.05), (0.03, 0.2), (0.08, 0.05)])
 def test_what_spark_does_between_two_batches_is_part_of_the_period(
     clock: Clock, tmp_path: Path, took_s: float, sparks_s: float
