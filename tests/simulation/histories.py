@@ -85,19 +85,20 @@ def _all_targets(judge: Judge) -> Iterator[Operation]:
 
 def _published(judge: Judge) -> Iterator[Operation]:
     """Yield the commands of the `ddl` topic, from the first time they were there to the reply."""
-    invoked: dict[str, int] = {}
+    invoked: dict[str, list[int]] = {}
     for partition in judge.world.broker.ddl:
         for stored in partition.read(0):
-            request_id = stored.value.id
-            invoked[request_id] = min(stored.at_ms, invoked.get(request_id, stored.at_ms))
+            invoked.setdefault(stored.value.id, []).append(stored.at_ms)
     replies: dict[str, Any] = {}
     for stored in judge.world.broker["ddl-replies"].read(0):
-        replies.setdefault(stored.value.request, stored)
+        copies = len(invoked.get(stored.value.request, ()))
+        if stored.value.error_code not in passing(copies):
+            replies.setdefault(stored.value.request, stored)
     requests = {r.id: r for writer in judge.world.writers for r in writer.sent}
     for request_id, request in requests.items():
         stored = replies.get(request_id)
         if stored is None:
-            yield from _written(request, None, invoked[request_id], -1)
+            yield from _written(request, None, min(invoked[request_id]), -1)
             continue
         reply = stored.value
         outcome = Outcome(
@@ -107,7 +108,16 @@ def _published(judge: Judge) -> Iterator[Operation]:
             answer=json.loads(reply.answer_json),
             cas=reply.cas,
         )
-        yield from _written(request, outcome, invoked[request_id], stored.txn.decided_ms)
+        yield from _written(request, outcome, min(invoked[request_id]), stored.txn.decided_ms)
+
+
+def passing(copies: int) -> tuple[str, ...]:
+    """Return the refusals that may not be what becomes of a command that was sent so often.
+
+    A repeat that came after the window is told so. Where the clock of a master was behind, an id
+    was too far ahead then, and may not be when it is repeated, and the refusal forgotten.
+    """
+    return (EXPIRED, AHEAD) if copies > 1 else ()
 
 
 def _written(

@@ -65,6 +65,12 @@ def test_in_some_worlds_the_clocks_of_clients_are_ahead_within_the_bound_and_bey
     assert any(some_ms > AHEAD_MS_MAX for some_ms in ahead_ms)
 
 
+@pytest.mark.parametrize("seed", [3959141, 3959462])
+def test_a_command_that_was_too_far_ahead_may_be_repeated_when_that_is_forgotten(seed: int) -> None:
+    """A clock steps by hours: the refusal is older than the window, and the repeat is none."""
+    World(seed).run()
+
+
 @pytest.mark.parametrize("seed", [3, 17, 42])
 def test_a_seed_gives_the_same_trace_every_time(seed: int) -> None:
     hashes = set()
