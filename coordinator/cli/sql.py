@@ -165,11 +165,13 @@ def _versions(folder: Path, at_ms: int | None) -> list[Version]:
 
 def _local(archive: str) -> Path:
     """Return the folder of an archive. CommandError: it is somewhere else."""
-    place = archive.removeprefix("file://localhost").removeprefix("file://")
-    if "://" in place:
+    from streaming.archive.place import folder_of
+
+    folder = folder_of(archive) if "://" in archive else Path(archive)
+    if folder is None:
         text = f"{archive}: only a folder of this machine can be read; other readers of Delta Lake"
         raise CommandError("archive_unusable", f"{text} read URLs")
-    return Path(place)
+    return folder
 
 
 def _check_then(folder: Path, table: "DeltaTable", at_ms: int) -> None:

@@ -29,6 +29,7 @@ from coordinator import codec
 from coordinator.core.model.records import DeadLetter
 from coordinator.core.model.types import Offset
 from coordinator.kafka.address import client_settings
+from coordinator.kafka.delivery import produce_when_there_is_room
 from coordinator.kafka.producers import bounded, dead_letter_key
 from coordinator.kafka.readers import BEGINNING
 from coordinator.kafka.settings import plain_settings
@@ -69,9 +70,6 @@ LOCK_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 5.0
 PAUSE_S = 1.0
 DEAD_LETTER_TIMEOUT_S = 15.0
-FULL_S = 0.1
-"""So long what waits to be sent has to become less."""
-
 SHORT_MAX = 5
 """So often in a row a topic may end too early: a new leader needs a moment to know its end."""
 
@@ -319,20 +317,16 @@ class Archiver:
         for offset, reason, payload in undecodable.toLocalIterator():
             self._status_log.info(f"{topic}, offset {offset}, is not archived: {reason}")
             letter = DeadLetter(topic, 0, Offset(offset), reason, bytes(payload), wall_ms())
-            record = codec.encode(bounded(letter))
-            while not failed:
-                try:
-                    producer.produce(
-                        topic_name(self.options.cluster, DEAD_LETTER),
-                        record,
-                        dead_letter_key(letter),
-                        on_delivery=lambda error, _: failed.append(error) if error else None,
-                    )
-                except BufferError:
-                    producer.poll(FULL_S)
-                else:
-                    break
+            produce_when_there_is_room(
+                producer,
+                topic_name(self.options.cluster, DEAD_LETTER),
+                codec.encode(bounded(letter)),
+                dead_letter_key(letter),
+                on_delivery=lambda error, _: failed.append(error) if error else None,
+            )
             producer.poll(0)
+            if failed:
+                break
         if producer.flush(2 * DEAD_LETTER_TIMEOUT_S) or failed:
             raise KafkaException(failed[0] if failed else KafkaError(KafkaError._TIMED_OUT))
 

@@ -220,11 +220,11 @@ def fold_batch(query_state: QueryState, rows: Rows) -> BatchResult:
 
 def _is_as_before(before: QueryState, after: QueryState) -> bool:
     """Tell whether a batch has changed nothing but how far was read: nobody had a use for it."""
-    known = (before.context.buckets, before.context.settings, before.waiting)
-    if known != (after.context.buckets, after.context.settings, after.waiting):
-        return False
     states = before.states
-    return all(states.get(name) is state for name, state in after.states.items())
+    if any(states.get(name) is not state for name, state in after.states.items()):
+        return False  # Most batches: what waits need not be compared.
+    known = (before.context.buckets, before.context.settings, before.waiting)
+    return known == (after.context.buckets, after.context.settings, after.waiting)
 
 
 def next_due_ms(query_state: QueryState) -> int:

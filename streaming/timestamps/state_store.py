@@ -23,6 +23,7 @@ from coordinator.core.timestamps.progress import (
     TimestampWaiting,
 )
 from coordinator.core.timestamps.shards import WHOLE, BucketShard
+from coordinator.kafka.delivery import produce_when_there_is_room
 from coordinator.kafka.errors import clients_error
 from coordinator.kafka.log_reader import read_to_end
 from coordinator.kafka.producer_fencing import open_transactional
@@ -180,16 +181,12 @@ class StateStore:
     def _write(self, producer: Producer, record: Record) -> None:
         topic = topic_name(self._cluster, record.topic)
         value = None if record.value is None else codec.encode(record.value)
-        while True:
-            try:
-                key = record.key.encode()
-                producer.produce(topic, value, key, partition=0, on_delivery=self._delivered)
-                return
-            except BufferError:
-                producer.poll(0.1)
-            except KafkaException as error:
-                self._refused_topic = topic
-                raise error
+        key, more = record.key.encode(), {"partition": 0, "on_delivery": self._delivered}
+        try:
+            produce_when_there_is_room(producer, topic, value, key, **more)
+        except KafkaException:
+            self._refused_topic = topic
+            raise
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and self._undelivered is None:

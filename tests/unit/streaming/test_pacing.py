@@ -45,7 +45,7 @@ class Clock(threading.Event):
 
 
 class Lookout:
-    """Waits by that clock; from the `calls` on that are given, something comes after 50 ms."""
+    """Waits by that clock. If it `calls`, something comes after 50 ms of each wait."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
