@@ -249,6 +249,7 @@ def _index_to(index: entities.Index) -> Fields:
     fields = _plain(index)
     fields["slices"] = [_plain(piece) for piece in index.slices]
     fields["shards"] = [_plain(shard) for shard in index.shards]
+    fields["origins"] = [_plain(origin) for origin in index.origins]
     return fields
 
 
@@ -262,6 +263,7 @@ def _index_from(fields: Fields) -> entities.Index:
         for piece in fields["slices"]
     )
     fields["shards"] = tuple(entities.Shard(**shard) for shard in fields["shards"])
+    fields["origins"] = tuple(entities.Origin(**origin) for origin in fields["origins"])
     return entities.Index(**fields)
 
 

@@ -24,7 +24,16 @@ from confluent_kafka import (
 )
 
 from coordinator import codec
-from coordinator.core.model.entities import Bucket, Index, Rollback, bucket_key, index_key
+from coordinator.core.catalog.rebalance_settings import REBALANCE, rebalance_of
+from coordinator.core.model.entities import (
+    Bucket,
+    Entity,
+    Index,
+    Rollback,
+    bucket_key,
+    index_key,
+    setting_key,
+)
 from coordinator.core.model.records import (
     HoldingsReported,
     HoldingsRequested,
@@ -68,6 +77,7 @@ from indexer_sim.bucket.allocation import (
 )
 from indexer_sim.bucket.database import StorageError
 from indexer_sim.bucket.storage import Storage
+from indexer_sim.bucket.transfers import Giving
 from indexer_sim.pipeline.data_plane import DataPlane
 from indexer_sim.pipeline.histories import Histories
 from indexer_sim.scans.api import ScanServer
@@ -166,6 +176,7 @@ class Indexer:
         self._ahead_since: dict[int, float] = {}
         self._dead_letters = DeadLetters(options.cluster)
         self.histories = Histories(self.storage)
+        self.giving = Giving(self.storage, options.indexer)
         self.scans = self._scan_server()
         self.data = DataPlane(
             options.bootstrap_servers,
@@ -180,6 +191,11 @@ class Indexer:
         )
         for value in self.storage.rollbacks():
             self.data.applier.roll_back(codec.decode(value))
+        if setting := self.storage.rebalance():
+            self._slow_down(codec.decode(setting))
+
+    def _slow_down(self, setting: Entity | None) -> None:
+        self.data.documents_per_s = rebalance_of(setting).documents_per_s
 
     def _scan_server(self) -> ScanServer:
         host, port = self.options.host, self.options.port
@@ -191,6 +207,7 @@ class Indexer:
                 host,
                 port,
                 self.options.allowed_hosts,
+                self.giving,
             )
         except OSError as error:
             self.storage.close()
@@ -340,6 +357,9 @@ class Indexer:
         if isinstance(mutation.entity, Rollback):
             self.storage.know_rollback(mutation.entity.bucket, mutation.value or b"")
             self.data.applier.roll_back(mutation.entity)
+        if mutation.key == setting_key(REBALANCE):
+            self.storage.know_rebalance(mutation.value or b"")
+            self._slow_down(mutation.entity)
         if not mutation.key.startswith(INDEX_PREFIX):
             return
         index_id, index = _index_in(mutation)
@@ -349,6 +369,7 @@ class Indexer:
     def _is_told_to_reread(self, message: Message) -> bool:
         """Note whether the master asks what is held here; tell whether it distrusts the answer."""
         if message.key() != str(self.options.indexer).encode():
+            self._meet(message)
             return False
         try:
             record = codec.decode(message.value() or b"")
@@ -364,6 +385,15 @@ class Indexer:
         if record.reread:
             self.info("the master finds differences: reading the state from its start")
         return record.reread
+
+    def _meet(self, message: Message) -> None:
+        """Note where another indexer answers, if something is filled from others."""
+        if self.data.filler.fillings.are_idle():
+            return
+        with suppress(Exception):  # As above.
+            record = codec.decode(message.value() or b"")
+            if isinstance(record, IndexerHeartbeat):
+                self.data.filler.meet(record.indexer, record.address)
 
     def _report(self, link: IndexerLink) -> None:
         """Tell the master everything that is held here, in parts, once it is up to date."""
@@ -488,6 +518,7 @@ class Indexer:
             link.bounds()  # Raises where Kafka is out of reach: only contact keeps it fresh.
         self._save(touch=stale)
         self.storage.tend()
+        self.giving.expire()
         while self.storage.recovered:
             self.info(f"bucket {self.storage.recovered.pop(0)}: its database was damaged")
         self._mend_builds()

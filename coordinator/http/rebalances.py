@@ -16,7 +16,7 @@ from coordinator import codec
 from coordinator.core.catalog.rebalance_plan import AwayError
 from coordinator.core.catalog.rebalances import begun, describe_rebalance
 from coordinator.core.catalog.state import StateContext
-from coordinator.core.consensus.build_progress import Progress
+from coordinator.core.consensus.build_progress import Progress, of_filling
 from coordinator.core.model import commands
 from coordinator.core.model.entities import MOVE_PENDING, NOWHERE, Move, Rebalance
 from coordinator.http import models, views
@@ -66,7 +66,7 @@ def add_rebalances(app: FastAPI, shell: Shell, settle: Settle) -> None:
     ) -> Response:
         """Show the rebalances, the newest first: each with its moves and how far they are."""
         await settle(consistency, at_least)
-        state, progress = shell.node.state, shell.node.peers.progress.all()
+        state, progress = shell.node.state, _progresses(shell)
         return await read_aside(
             shell,
             lambda: {
@@ -141,7 +141,7 @@ def _answer(
     """Answer with a rebalance as it is now, however long ago the command was carried out."""
     state = shell.node.state
     held = state.rebalance(rebalance_id)
-    progress = shell.node.peers.progress.all()
+    progress = _progresses(shell)
     shown = _shown(state, held, progress) if held else _forgotten(rebalance_id)
     body = {
         "rebalance": shown,
@@ -172,6 +172,19 @@ def _forgotten(rebalance_id: int) -> dict[str, Any]:
     """Return a rebalance of which nothing is kept: it was over long ago, or was undone."""
     shown = describe_rebalance(Rebalance(id=rebalance_id, state="forgotten", moves=(), began_ms=0))
     return {**shown, "began_ms": None}
+
+
+def _progresses(shell: Shell) -> dict[tuple[int, int], Progress]:
+    """Return how far builds and moving parts are, by index and build."""
+    peers, state = shell.node.peers, shell.node.state
+    moving = (m.part for one in state.rebalances() for m in one.moves if m.state == MOVE_PENDING)
+    parts = (state.find_index(part) for part in moving)
+    filled = {
+        (part.id, part.build): found
+        for part in parts
+        if part is not None and (found := of_filling(part, peers.loads)) is not None
+    }
+    return filled | peers.progress.all()
 
 
 def _shown(

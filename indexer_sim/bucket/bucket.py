@@ -574,6 +574,26 @@ class Bucket:
         self.timeline.add(undone)
         self.snap()
 
+    def take_over(
+        self, index_id: int, documents: Sequence[tuple[bytes, bytes]], *, is_all: bool
+    ) -> None:
+        """Write what other indexers have of an index that is filled here; `is_all` ends that.
+
+        Raises StorageError.
+        """
+        batch = WriteBatch(raw_mode=True)
+        self._settlement().take_over(batch, index_id, documents)
+        self.sizes.put(batch)
+        if is_all:
+            self.tracker.has_filled(index_id)
+            for swept in self.tracker.swept():
+                batch.delete_range(*under(tombstone_prefix(swept)))
+            self._put_tracker(batch)
+        self.write(batch, sync=False)
+        if is_all:
+            self.publish()
+            self.snap()
+
     def _settlement(self) -> Settlement:
         return Settlement(self.database, self.back_index, self.slices, self.sizes, self.tracker)
 

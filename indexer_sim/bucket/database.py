@@ -91,6 +91,18 @@ class Moment:
             at.status()
         return found
 
+    def some(self, begin: bytes, end: bytes, count: int) -> list[tuple[bytes, bytes]]:
+        """Return the first `count` records from `begin` on and before `end`. MomentLostError."""
+        found: list[tuple[bytes, bytes]] = []
+        with self._lock:
+            at = self._at()
+            at.seek(begin)
+            while len(found) < count and at.valid() and (key := at.key()) < end:
+                found.append((key, at.value()))
+                at.next()
+            at.status()
+        return found
+
     def _at(self) -> RdictIter:
         if self._iterator is None:
             raise MomentLostError

@@ -141,6 +141,18 @@ def places_in(entry: bytes) -> list[Where]:
     return places_of(piece, key)
 
 
+def entry_of(record: bytes, life: int) -> bytes | None:
+    """Return the entry of one life in a record of the back-index, None if it has none."""
+    at, end = 0, len(record)
+    while at < end:
+        found, length, _, _ = BACK_HEAD.unpack_from(record, at)
+        after = at + BACK_HEAD.size + length
+        if found == life:
+            return record[at:after]
+        at = after
+    return None
+
+
 def has_several(entry: bytes) -> bool:
     """Tell whether an entry names several keys."""
     return len(entry) > BACK_HEAD.size and bool(BACK_HEAD.unpack_from(entry)[3] == MANY)

@@ -129,6 +129,53 @@ class Settlement:
             self.sizes.count(where, tally.entries, tally.contents, tally.changes)
         return undone
 
+    def take_over(
+        self, batch: Any, index_id: int, documents: Sequence[tuple[bytes, bytes]]
+    ) -> None:
+        """Put into a batch where documents are in an index, as other indexers have them in some of
+        its slices, each under its seqno. Raises StorageError.
+
+        What is newer here counts, and a tombstone that is not older. Of one seqno several indexers
+        may tell: each another slice.
+        """
+        life = self.back_index.life(index_id)
+        raws = self._records({document for document, _ in documents})
+        tombstones = self._tombstones_of(index_id, [document for document, _ in documents])
+        tallies: dict[tuple[int, int], Tally] = {}
+        for document, entry in documents:
+            seqno, piece, key = unpack_back(entry)
+            if seqno <= tombstones.get(document, -1):
+                continue
+            raw = raws[document]
+            entries = {} if raw is None else self.back_index.read(raw)
+            before, new = entries.get(index_id), places_of(piece, key)
+            old: list[Where] = []
+            if before is not None:
+                old_seqno, old_piece, old_key = unpack_back(before)
+                if seqno < old_seqno:
+                    continue
+                old = places_of(old_piece, old_key)
+                new = [*new, *old] if seqno == old_seqno else new
+            left = self._settle_many(batch, index_id, document, old, new, tallies)
+            entries.pop(index_id, None)
+            if left:
+                entries[index_id] = pack_places(life, seqno, left)
+            put_record(batch, document, entries)
+        for where, tally in tallies.items():
+            self.sizes.count(where, tally.entries, tally.contents)
+
+    def _tombstones_of(self, index_id: int, documents: Sequence[bytes]) -> dict[bytes, int]:
+        """Return the tombstones of documents in one index."""
+        if index_id not in self.tracker.tombstoned:
+            return {}
+        prefix = tombstone_prefix(index_id)
+        values = self.database.get_all([prefix + document for document in documents])
+        return {
+            document: SEQNO.unpack(value)[0]
+            for document, value in zip(documents, values, strict=True)
+            if value is not None
+        }
+
     def _settle_many(
         self,
         batch: Any,

@@ -34,6 +34,7 @@ CHECKPOINTS = "checkpoints"
 
 IDENTITY, POSITION, CAS_BASE = b"identity/", b"position", b"cas-base"
 INDEX, VBUCKETS, ROLLBACK = b"index/", b"vbuckets/", b"rollback/"
+REBALANCE = b"rebalance"
 NUMBER = struct.Struct(">Q")
 WHOLE = struct.Struct(">q")
 PLACE = struct.Struct(">qq")
@@ -59,7 +60,7 @@ class Storage:
         self._buckets: dict[str, Bucket] = {}
         self._vbuckets: dict[str, int] = {}
         self._unsaved: set[str] = set()
-        self._unsaved_rollbacks: dict[str, bytes] = {}
+        self._unsaved_entities: dict[bytes, bytes] = {}
         self.recovered: list[str] = []
         """What was made from a checkpoint, for the operator."""
         self.epoch = 0
@@ -376,7 +377,15 @@ class Storage:
 
     def know_rollback(self, bucket: str, value: bytes) -> None:
         """Note the last rollback of a bucket; saved with the position behind it."""
-        self._unsaved_rollbacks[bucket] = value
+        self._unsaved_entities[ROLLBACK + bucket.encode()] = value
+
+    def rebalance(self) -> bytes:
+        """Return the setting `rebalance`, as it was saved; empty: there was none."""
+        return self._meta.get(REBALANCE) or b""
+
+    def know_rebalance(self, value: bytes) -> None:
+        """Note the setting `rebalance`, empty for none; saved with the position behind it."""
+        self._unsaved_entities[REBALANCE] = value
 
     def indexes(self) -> dict[int, bytes]:
         """Return the index states as they were at `position`."""
@@ -388,20 +397,19 @@ class Storage:
         Synced if there are changes. Raises StorageError.
         """
         batch = WriteBatch(raw_mode=True)
-        for index_id, value in changes.items():
-            key = INDEX + NUMBER.pack(index_id)
-            if value is None:
-                batch.delete(key)
+        for index_id, state in changes.items():
+            if state is None:
+                batch.delete(INDEX + NUMBER.pack(index_id))
             else:
-                batch.put(key, value)
+                batch.put(INDEX + NUMBER.pack(index_id), state)
         for bucket in self._unsaved:
             batch.put(VBUCKETS + bucket.encode(), NUMBER.pack(self._vbuckets[bucket]))
-        for bucket, rollback in self._unsaved_rollbacks.items():
-            batch.put(ROLLBACK + bucket.encode(), rollback)
+        for key, value in self._unsaved_entities.items():
+            batch.put(key, value)
         batch.put(POSITION, PLACE.pack(position, at_ms))
-        self._meta.write(batch, sync=bool(changes or self._unsaved_rollbacks))
+        self._meta.write(batch, sync=bool(changes or self._unsaved_entities))
         self._unsaved.clear()
-        self._unsaved_rollbacks.clear()
+        self._unsaved_entities.clear()
 
 
 def _open_copy(checkpoint: Path, target: Path, then: Bucket) -> Bucket:

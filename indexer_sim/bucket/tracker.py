@@ -771,6 +771,39 @@ class Tracker:
                     self._complete(index_id)
                 self._marked(index_id, item.vbucket)
 
+    def attached(self, index_id: int) -> Vector | None:
+        """Return from where on the owners carry an index, in each vbucket; None: not in all yet."""
+        marks = self.indexes[index_id].marks
+        if not 0 < self.vbuckets == len(marks):
+            return None
+        vbuuids = np.zeros(self.vbuckets, np.uint64)
+        seqnos = np.zeros(self.vbuckets, np.uint64)
+        for vbucket, mark in marks.items():
+            vbuuids[vbucket], seqnos[vbucket] = self.progress[vbucket].vbuuid, mark.attached
+        return Vector(vbuuids, seqnos)
+
+    def is_to_be_filled(self, index_id: int) -> bool:
+        """Tell whether a vbucket lacks what was before an index was attached in it."""
+        tracked = self.indexes.get(index_id)
+        if tracked is None:
+            return False
+        marks = tracked.marks.values()
+        return len(marks) != self.vbuckets or any(mark.done == NEVER for mark in marks)
+
+    def has_filled(self, index_id: int) -> None:
+        """All has come of an index from what holds all mutations up to where it was attached, and
+        none beyond the high watermarks of now.
+
+        So a backfill does that has ended in every vbucket.
+        """
+        for vbucket, mark in self.indexes[index_id].marks.items():
+            if mark.done == NEVER:
+                progress = self.progress[vbucket]
+                mark.source = NO_CONNECTION
+                mark.done = max(progress.reached, progress.seqno)
+                self._marked(index_id, vbucket)
+        self._complete(index_id)
+
     def _catchup_control(self, connection: Connection, known: Known, item: Item) -> None:
         if item.kind == HISTORY:
             self._histories[item.vbucket] = branches(item)
@@ -969,6 +1002,14 @@ class Tracker:
     def vector(self) -> Vector:
         """Return the high watermarks."""
         return Vector(self._vbuuids, self._seqnos)
+
+    def applied(self) -> Vector:
+        """Return above which seqnos nothing was applied: the high watermarks may be lower."""
+        found = self._seqnos.copy()
+        for vbucket, progress in self.progress.items():
+            if vbucket < self.vbuckets:
+                found[vbucket] = progress.applied
+        return Vector(self._vbuuids, found)
 
     def covers(self, vector: Vector) -> bool:
         """Tell whether no high watermark is below that of a vector, whatever the branches."""

@@ -1,4 +1,4 @@
-"""The data plane of an indexer: reading, applying, telling; one thread each.
+"""The data plane of an indexer: reading, applying, telling, and filling; one thread each.
 
 The control loop owns it: it says which indexes there are, and asks where `mutations` ends before
 the first index of a bucket is allocated. What goes wrong here is reported and tried again.
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from confluent_kafka import Message
 
 from coordinator import codec
+from coordinator.core.catalog.rebalance_settings import RebalanceSettings
 from coordinator.core.model.entities import Index
 from coordinator.core.model.records import DeadLetter
 from coordinator.kafka.producers import DeadLetters
@@ -20,6 +21,7 @@ from coordinator.kafka.topics import MUTATIONS
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.storage import Storage
 from indexer_sim.pipeline.applier import Applier
+from indexer_sim.pipeline.filler import Filler
 from indexer_sim.pipeline.mutation_reader import (
     Delivery,
     MutationQueue,
@@ -52,7 +54,10 @@ class DataPlane:
         self._started = False
         self._dead_letters = dead_letters
         self.queue = MutationQueue()
-        self.reporter = ProgressReporter(
+        self.documents_per_s = RebalanceSettings().documents_per_s
+        """So many documents a second may be taken over from other indexers; 0: all."""
+        self.filler = Filler(storage, lambda: self.documents_per_s, self._tell, status_log, threads)
+        self.reporter: ProgressReporter = ProgressReporter(
             bootstrap_servers,
             cluster,
             process_id,
@@ -61,6 +66,7 @@ class DataPlane:
             self.queue,
             status_log,
             threads,
+            self.filler.fillings.are_filled,
         )
         self.applier = Applier(
             *(storage, self.queue, self.reporter.news, status_log.problem, status_log.resolved),
@@ -81,15 +87,20 @@ class DataPlane:
     def know(self, indexes: Mapping[int, Index]) -> None:
         """These are the indexes that are to be here; begin, if that has not been said before."""
         self.reporter.know(dict(indexes))
+        self.filler.know(dict(indexes))
         if not self._started:
             self._started = True
+            self.filler.start()
             self.reader.start()
             self.applier.start()
             self.reporter.start()
 
+    def _tell(self) -> None:
+        self.reporter.news()
+
     def end(self) -> None:
         """Take up nothing new."""
-        for part in (self.reader, self.applier, self.reporter):
+        for part in (self.reader, self.applier, self.reporter, self.filler):
             part.end()
         self.queue.clear()
 
@@ -97,7 +108,7 @@ class DataPlane:
         """Stop; what is being applied is finished."""
         self.end()
         if self._started:
-            for part in (self.applier, self.reporter, self.reader):
+            for part in (self.filler, self.applier, self.reporter, self.reader):
                 part.join()
 
     def _needed(self) -> Needed:

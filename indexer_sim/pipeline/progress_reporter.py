@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from confluent_kafka import KafkaException, Producer
 
 from coordinator import codec
 from coordinator.core.model.entities import BACKFILL, Index
-from coordinator.core.model.stream_records import CatchUpRequested, HwHeartbeat, IndexBuilt
+from coordinator.core.model.stream_records import (
+    BuildProgress,
+    CatchUpRequested,
+    HwHeartbeat,
+    IndexBuilt,
+)
 from coordinator.core.model.vectors import Vector
 from coordinator.kafka.settings import plain_settings
 from coordinator.kafka.state_follower import StatusLog, wall_ms
@@ -49,8 +55,11 @@ class ProgressReporter:
         queue: MutationQueue,
         status_log: StatusLog,
         threads: Threads,
+        are_filled: Callable[[], Collection[int]],
     ) -> None:
-        """`process_id` is the indexer and its incarnation."""
+        """`process_id` is the indexer and its incarnation; `are_filled` tells which indexes need no
+        backfill, as other indexers give what they need."""
+        self._are_filled = are_filled
         self._settings = plain_settings(
             bootstrap_servers,
             **{"enable.idempotence": True, "message.timeout.ms": MESSAGE_TIMEOUT_MS},
@@ -150,7 +159,7 @@ class ProgressReporter:
             last_stability=bucket.last_stability,
             mutation_queue=min(self._queue.waiting, INT_MAX),
             free=self._queue.free,
-            builds=published.builds,
+            builds=_told(published.builds, self._are_filled()),
             at_ms=wall_ms(),
             read=published.read,
             taken=published.taken,
@@ -186,6 +195,15 @@ class ProgressReporter:
             self._producer.poll(0)  # Kafka is away; this is said again.
         except KafkaException as error:
             self._failed(error)
+
+
+def _told(
+    builds: tuple[BuildProgress, ...], are_filled: Collection[int]
+) -> tuple[BuildProgress, ...]:
+    """Return builds with those marked that are filled."""
+    if not are_filled:
+        return builds
+    return tuple(replace(b, transfers=True) if b.index_id in are_filled else b for b in builds)
 
 
 def _is_built(index: Index, state: State) -> bool:

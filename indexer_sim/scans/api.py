@@ -48,6 +48,7 @@ from coordinator.runtime.asgi import bound, server
 from coordinator.runtime.http_guard import Guard, error_body, own_hosts
 from coordinator.runtime.request_bodies import BodyTooLongError, read_body
 from coordinator.runtime.threads import Threads
+from indexer_sim.bucket.transfers import Giving, TransferRefused, encode, read_ask
 
 READERS = 2
 """Threads that read pages: more would only take the interpreter from the one that applies."""
@@ -83,6 +84,9 @@ STATUS: Mapping[str, int] = {
     "no_stability_timestamp": 503,
     "overloaded": 503,
     "timestamp_gone": 410,
+    "transfer_gone": 410,
+    "not_reached": 504,
+    "recovering": 503,
     "timestamp_not_reached": 504,
     "internal": 500,
 }
@@ -303,9 +307,14 @@ class ScanServer:
         host: str = "127.0.0.1",
         port: int = 0,
         allowed_hosts: Iterable[str] = (),
+        giving: Giving | None = None,
     ) -> None:
-        """Take the port (0: any that is free). Raises OSError."""
+        """Take the port (0: any that is free). Raises OSError.
+
+        With `giving`, other indexers get from here what they are to hold, too.
+        """
         self._reading = reading
+        self._giving = giving
         self._indexer = indexer
         self._readers = ThreadPoolExecutor(READERS, "scan")
         self._busy = 0
@@ -313,7 +322,12 @@ class ScanServer:
         bound_host, bound_port = self._socket.getsockname()
         self.address = f"http://{bound_host}:{bound_port}"
         app = Guard(
-            Starlette(routes=[Route("/v1/slices/scan", self._answer, methods=["POST"])]),
+            Starlette(
+                routes=[
+                    Route("/v1/slices/scan", self._answer, methods=["POST"]),
+                    Route("/v1/slices/transfer", self._give, methods=["POST"]),
+                ]
+            ),
             own_hosts(host, bound_host, *allowed_hosts),
         )
         self._server = server(
@@ -355,6 +369,22 @@ class ScanServer:
             return _refusal(refusal)
         return Response(page, media_type=MEDIA_TYPE)
 
+    async def _give(self, request: Request) -> Response:
+        """Answer another indexer, which fills slices of its own."""
+        giving = self._giving
+        if giving is None:
+            return _refusal(ScanRefused("slice_not_here", "nothing is given from here"))
+        try:
+            ask = read_ask(await read_body(request, BODY_BYTES_MAX))
+            page = await self._aside(lambda: encode(giving.answer(ask)))
+        except BodyTooLongError as error:
+            refused = _refusal(ScanRefused("invalid_request", str(error)))
+            refused.headers["connection"] = "close"
+            return refused
+        except (ScanRefused, TransferRefused) as refusal:
+            return _refusal(ScanRefused(refusal.code, refusal.message))
+        return Response(page, media_type="application/vnd.msgpack")
+
     async def _page(self, scan: Scan) -> bytes:
         """Return the page of a scan, once it can be had. Raises ScanRefused."""
         if self._busy >= WAITING_MAX:
@@ -379,7 +409,7 @@ class ScanServer:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._readers, work)
-        except ScanRefused:
+        except (ScanRefused, TransferRefused):
             raise
         except Exception as error:
             raise ScanRefused("internal", f"{type(error).__name__}: {error}") from error

@@ -45,6 +45,7 @@ from coordinator.kafka.log_reader import decode_event
 from coordinator.kafka.state_follower import StatusLog, wall_ms
 from coordinator.kafka.topics import STREAM_PARTITIONS
 from coordinator.runtime.arguments import within
+from coordinator.runtime.pace import Pace
 from coordinator.runtime.private_files import keep_private
 from coordinator.runtime.signals import ignore_stops, on_stop
 from coordinator.runtime.threads import ThreadEndedError, Threads
@@ -52,7 +53,6 @@ from projector_sim.projector.connection_runs import Run
 from projector_sim.projector.credits import Credit
 from projector_sim.projector.data_sink import DataSink
 from projector_sim.projector.evaluation_plan import Route, Routes
-from projector_sim.projector.pace import Pace
 from projector_sim.projector.router import GARBAGE, FrameError, Router
 from projector_sim.projector.state_follower import Follower, Read, Started
 from projector_sim.projector.stream_planner import (

@@ -14,6 +14,7 @@ whatever was missed in between. Invariants:
   of its build.
 - No stream of any bucket runs while a rollback of one is about to find out after what they begin
   again; each of them begins under a new number then.
+- A part that its host fills from other indexers is not backfilled.
 - An index is answered only while it is pending, and carried for every vbucket that is owned here.
 """
 
@@ -140,12 +141,15 @@ class _Backfill:
 class Host:
     """What an indexer has: vbuckets as bits, by build; after which ordinals of which connection.
 
+    `filled` are the builds that others fill there.
+
     `taken`: numbers of generations with who streams, and the vbuckets, as bits, that it takes so.
     """
 
     done: Mapping[Build, bytes]
     read: Mapping[tuple[int, int], tuple[int, ...]]
     taken: Mapping[tuple[int, int], bytes]
+    filled: frozenset[Build] = frozenset()
 
     def has(self, build: Build, vbucket: int) -> bool:
         return _has_bit(self.done.get(build, b""), vbucket)
@@ -301,7 +305,8 @@ class StreamPlanner:
         done = {(b.index_id, b.build): b.done for b in record.builds}
         read = {(r.projector, r.connection): r.ordinals for r in record.read}
         taken = {(t.number, t.projector): t.vbuckets for t in record.taken}
-        self._heard[record.bucket, record.indexer] = Host(done, read, taken)
+        filled = frozenset((b.index_id, b.build) for b in record.builds if b.transfers)
+        self._heard[record.bucket, record.indexer] = Host(done, read, taken, filled)
 
     def request(self, record: CatchUpRequested) -> None:
         """Note that an indexer wants something again."""
@@ -671,6 +676,8 @@ class StreamPlanner:
         begun = source.positions.keys() - source.departed
         if index.state == MAINTENANCE:
             return begun & known.again
+        if index.origins and not self._is_left_to_projectors(index):
+            return set()
         if now_ms < known.sent_ms + LISTEN_MS:
             begun -= known.sent_under.keys()
         return {
@@ -678,6 +685,14 @@ class StreamPlanner:
             for v in begun
             if known.sent_under.get(v) != source.number and not self._is_done(index, v)
         }
+
+    def _is_left_to_projectors(self, index: Index) -> bool:
+        """Tell whether the hosts of a part have said that nobody else fills it."""
+        build = (index.id, index.build)
+        heard = [self._heard.get((index.bucket, host)) for host in index.hosts]
+        return all(
+            host is not None and build in host.done and build not in host.filled for host in heard
+        )
 
     def _is_done(self, index: Index, vbucket: int) -> bool:
         """Tell whether all hosts of an index have said that they have this vbucket."""

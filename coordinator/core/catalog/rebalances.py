@@ -64,6 +64,7 @@ from coordinator.core.model.entities import (
     REBALANCE_RUNNING,
     Index,
     Move,
+    Origin,
     Rebalance,
     Slice,
     index_key,
@@ -304,6 +305,7 @@ def begin_move(state: StateContext, moves: Sequence[Move], given: Circumstances)
     if index is None or index.state != MAINTENANCE or not may_begin(state, move):
         return None
     numbers = {one.slice for one in moves}
+    origins = _origins(state, index, moves, {candidate.id for candidate in given.indexers})
     part = replace(
         index,
         id=given.fresh_id,
@@ -322,8 +324,30 @@ def begin_move(state: StateContext, moves: Sequence[Move], given: Circumstances)
         replaces=0,
         defer_build=False,
         part_of=index.id,
+        origins=origins,
     )
     return part.id, (Change("MoveBegun", part.key, part),)
+
+
+def _origins(
+    state: StateContext, index: Index, moves: Sequence[Move], alive: set[int]
+) -> tuple[Origin, ...]:
+    """Return who has a complete copy of each slice: its source, if that is alive, or another one.
+
+    Of one slice nobody may have any: then there is no origin at all.
+    """
+    found: list[Origin] = []
+    for move in moves:
+        held = [
+            Origin(move.slice, host, holder.id, holder.shard_on(host), holder.build)
+            for holder in state.keepers_of(index)
+            for host in holder.slices[move.slice].serving
+            if holder.state == MAINTENANCE and host in alive and holder.shard_on(host)
+        ]
+        if not held:
+            return ()
+        found.append(min(held, key=lambda origin: (origin.indexer != move.source, origin.indexer)))
+    return tuple(sorted(found, key=lambda origin: origin.slice))
 
 
 def take_over(state: StateContext, moves: Sequence[Move], given: Circumstances) -> Step:

@@ -1,12 +1,14 @@
-"""The progress and the rate of builds, as the heartbeats of projectors report them. Pure."""
+"""The progress and the rate of builds, as projectors and indexers report them. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from coordinator.core.model.records import ProjectorHeartbeat
+from coordinator.core.model.entities import Index
+from coordinator.core.model.records import ProjectorHeartbeat, SliceLoads
 
 WINDOW_MS = 10_000
 """The rate is that of so long a time."""
@@ -77,3 +79,19 @@ class Progresses:
         """Return all that is known, by index and build."""
         found = ((key, self.of(*key)) for key in self._builds)
         return {key: progress for key, progress in found if progress is not None}
+
+
+def of_filling(part: Index, loads: Mapping[int, SliceLoads]) -> Progress | None:
+    """Return how far a part is that is filled from other indexers, by the entries that it and its
+    origins have, as they tell now and then; None: it is not, or they have told nothing."""
+    origins = {(one.indexer, one.index, one.slice) for one in part.origins}
+    there = {
+        (indexer, load.index_id, load.slice): load.entries
+        for indexer, beat in loads.items()
+        for load in beat.loads
+    }
+    total = sum(entries for place, entries in there.items() if place in origins)
+    if not total:
+        return None
+    here = sum(entries for (_, index_id, _), entries in there.items() if index_id == part.id)
+    return Progress(min(here, total), total, 0.0)

@@ -87,6 +87,17 @@ class Shard:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a part may have a slice from: what an indexer holds it under, in which storage."""
+
+    slice: int
+    indexer: int
+    index: int
+    shard: int
+    build: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
     """An index definition with its topology (seed: IndexDefinition and IndexTopology).
@@ -101,6 +112,8 @@ class Index:
 
     A *part* holds copies of slices that were moved: it is built like any index, under an id of its
     own, beside the index `part_of`, which holds the others. Nobody but the coordinator names it.
+    `origins` are complete copies of its slices, one of each, as it is begun; none: it is
+    backfilled.
     """
 
     id: int
@@ -125,6 +138,7 @@ class Index:
     replaces: int = 0
     part_of: int = 0
     nodes: tuple[int, ...] = ()
+    origins: tuple[Origin, ...] = ()
 
     @property
     def key(self) -> str:

@@ -166,12 +166,14 @@ class FailoverLog:
 class BuildProgress:
     """How far a build has got on an indexer: a bit for each vbucket that is complete.
 
-    Bit `v % 8` of byte `v // 8` is vbucket `v`.
+    Bit `v % 8` of byte `v // 8` is vbucket `v`. While it `transfers`, it is filled from what
+    another indexer holds, and no backfill is needed.
     """
 
     index_id: int
     build: int
     done: bytes
+    transfers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,39 @@
 """A bucket's database in memory: batches are atomic; without sync they may be lost, as a suffix.
 
 `Batch` and `Shards` stand in for what `indexer_sim.bucket.bucket` takes from elsewhere: `installed`
-puts them there for as long as a world runs. There few documents are swept at once.
+puts them there for as long as a world runs. There few documents are swept at once, or are in a page
+that one indexer gives another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
 
-from indexer_sim.bucket import back_index
+from indexer_sim.bucket import back_index, transfers
 from indexer_sim.bucket import bucket as bucket_module
 from indexer_sim.bucket.checkpoints import About
 from indexer_sim.bucket.database import StorageError
+from indexer_sim.pipeline import fillings
 from tests.simulation.kernel.disk import Disk
 
 UNSYNCED_MAX = 20
 SWEPT_AT_ONCE = 3
+DOCUMENTS_MAX, LOOKED_AT_MAX = 2, 3
+PATIENCE_S = 3.0
 NOTHING: Mapping[bytes, bytes] = {}
 
 
 class Crashed(BaseException):
     """The process ends here."""
+
+
+class Instant(dict[bytes, bytes]):
+    """A database as it was when this was made."""
+
+    def some(self, begin: bytes, end: bytes, count: int) -> list[tuple[bytes, bytes]]:
+        return sorted((k, v) for k, v in self.items() if begin <= k < end)[:count]
 
 
 class Batch:
@@ -54,14 +66,18 @@ class Shards:
 @contextmanager
 def installed() -> Iterator[None]:
     """Let buckets write batches that can be read, and number their shards."""
-    before = bucket_module.WriteBatch, bucket_module.secrets, back_index.SWEPT_AT_ONCE
-    bucket_module.WriteBatch, bucket_module.secrets = Batch, Shards()  # type: ignore
-    back_index.SWEPT_AT_ONCE = SWEPT_AT_ONCE
-    try:
+    with ExitStack() as patches:
+        for module, name, instead in (
+            (bucket_module, "WriteBatch", Batch),
+            (bucket_module, "secrets", Shards()),
+            (back_index, "SWEPT_AT_ONCE", SWEPT_AT_ONCE),
+            (transfers, "secrets", Shards()),
+            (transfers, "DOCUMENTS_MAX", DOCUMENTS_MAX),
+            (transfers, "LOOKED_AT_MAX", LOOKED_AT_MAX),
+            (fillings, "PATIENCE_S", PATIENCE_S),
+        ):
+            patches.enter_context(patch.object(module, name, instead))
         yield
-    finally:
-        bucket_module.WriteBatch, bucket_module.secrets = before[:2]  # type: ignore
-        back_index.SWEPT_AT_ONCE = before[2]
 
 
 class MemoryDatabase(Disk[dict[bytes, bytes], Batch]):
@@ -118,9 +134,9 @@ class MemoryDatabase(Disk[dict[bytes, bytes], Batch]):
             if self.fuse < 0:
                 raise Crashed
 
-    def moment(self) -> dict[bytes, bytes]:
+    def moment(self) -> Instant:
         """Return all that there is at this instant."""
-        return dict(self.newest)
+        return Instant(self.newest)
 
     def close(self) -> None:
         """Nothing is open."""

@@ -7,6 +7,7 @@ outlives it; a kill takes all the rest, a power cut the last batches, too.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from coordinator.core.model.entities import Bucket, Index, Rollback
@@ -21,9 +22,19 @@ from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.allocation import Allocate, AllocationPlanner
 from indexer_sim.bucket.bucket import Bucket as Storage
 from indexer_sim.bucket.database import StorageError
+from indexer_sim.bucket.transfers import (
+    Ask,
+    Given,
+    Giving,
+    TransferRefused,
+    encode,
+    read_ask,
+    read_given,
+)
 from indexer_sim.pipeline.applier import Applier
+from indexer_sim.pipeline.fillings import Filling, Fillings
 from indexer_sim.pipeline.mutation_reader import MutationQueue, Queued
-from indexer_sim.pipeline.progress_reporter import _is_built
+from indexer_sim.pipeline.progress_reporter import _is_built, _told
 from tests.simulation.kernel.actor import Ear
 from tests.simulation.kernel.clock import WALL_MS
 from tests.simulation.plane.disk import Crashed, MemoryDatabase
@@ -45,6 +56,12 @@ REQUEST_MS = 1_000
 BATCHES = (1, 5, 30)
 LATE_MS = (5, 50, 2_000)
 """So late histories are heard: before or after the streams have begun on the new branch."""
+
+ASKED_MS = 30
+ANSWERED_MS = (1, 5, 20, 300, 2_000)
+LOST = 0.05
+"""How long what one indexer asks of another is on its way, and how long the answer; and how often
+it is lost."""
 
 NEVER_S = 1e9
 
@@ -84,6 +101,8 @@ class IndexerProcess:
             lambda said: self.world.trace(f"indexer {self.number}: {said}"),
         )
         self.applier._stopping = Never()  # type: ignore[assignment]
+        self.fillings = Fillings(self.storage)  # type: ignore[arg-type]
+        self.giving = Giving(self.storage, self.number)  # type: ignore[arg-type]
         self.indexes: dict[int, Index] = {}
         self.position = 0
         self._asked: HoldingsRequested | None = None
@@ -179,6 +198,7 @@ class IndexerProcess:
                 reply.index_id, reply.answer, reply.reason, reply.slices, reply.shard
             )
         self.planner.close_finished()
+        self.fillings.know(self.planner.indexes if self.world.transfers else {})
 
     def _allocate(self, action: Allocate) -> None:
         ends = {p: log.end for p, log in enumerate(self.world.mutations)}
@@ -248,6 +268,43 @@ class IndexerProcess:
         self.applier.apply(queued)
         witness.applied(self, queued, before)
 
+    # -- what other indexers give ------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Ask other indexers for what parts lack here."""
+        if not self.planner.complete:
+            return
+        for filling, ask in self.fillings.asks(self.world.clock.now / 1_000):
+            origin = self.world.indexers[ask.indexer]
+            asked = partial(self._asked_of, origin, filling, ask)
+            self.world.clock.at(self.world.whispers.randint(1, ASKED_MS), asked)
+
+    def _asked_of(self, origin: Indexer, filling: Filling, ask: Ask) -> None:
+        """The question arrives; the answer may be lost."""
+        if origin.process is None or self.world.whispers.random() < LOST:
+            return
+        answer: Given | TransferRefused
+        try:
+            answer = read_given(encode(origin.process.giving.answer(read_ask(encode(ask)))))
+        except TransferRefused as refusal:
+            answer = refusal
+        later_ms = self.world.whispers.choice(ANSWERED_MS)
+        took = partial(self._answered, filling, ask, answer)
+        self.world.clock.at(later_ms, lambda: self._do(took))
+
+    def _answered(self, filling: Filling, ask: Ask, answer: Given | TransferRefused) -> None:
+        if isinstance(answer, TransferRefused):
+            self.fillings.refused(filling, answer)
+            return
+        try:
+            self.fillings.take(filling, ask, answer, self.world.clock.now / 1_000)
+        except StorageError:
+            self.fillings.failed(filling)
+        bucket = self.storage.bucket_of(filling.part.id)
+        if bucket is not None and not bucket.stale:
+            self.world.witness.filled(self, bucket)
+        self._fill()
+
     # -- what is told ------------------------------------------------------------------------
 
     def _period(self) -> None:
@@ -274,6 +331,7 @@ class IndexerProcess:
             if bucket.vbuckets and not bucket.stale:
                 self._tell(bucket)
         self.apply_soon()
+        self._fill()
 
     def _tell(self, bucket: Storage) -> None:
         world, now = self.world, self.world.clock.now
@@ -305,7 +363,7 @@ class IndexerProcess:
             bucket.name,
             tracker.vector(),
             tuple(sorted(tracker.indexes)),
-            builds=tracker.builds(),
+            builds=_told(tracker.builds(), self.fillings.are_filled()),
             read=tracker.chains.read(tracker.partitions),
             taken=tracker.taken(),
             branched=tuple(tracker.branched()),

@@ -82,6 +82,8 @@ class Witness(Actor):
         self._numbers: set[tuple[str, int, int]] = set()
         self._last: dict[tuple[int, str, int], tuple[tuple[int, int], int]] = {}
         self._position = 0
+        self.fillings = 0
+        """How many pages were taken over from another indexer."""
         self._backfilled_ms: dict[int, int] = {}
         self._went_back_ms: dict[tuple[int, str, int], int] = {}
         """When the high watermark of an indexer's vbucket went back last."""
@@ -342,6 +344,11 @@ class Witness(Actor):
             f"indexer {process.number} index {index.id} without {missing}",
         )
         self.look(process, bucket, vbuckets)
+
+    def filled(self, process: IndexerProcess, bucket: Bucket) -> None:
+        """An indexer has written what another one has of the same slices."""
+        self.fillings += 1
+        self.look(process, bucket, range(len(self.world.store.buckets[bucket.name])))
 
     def rolled_back(self, process: IndexerProcess, bucket: Bucket) -> None:
         """A bucket has gone back: what is left of it is what the store had there, and no more."""

@@ -50,6 +50,8 @@ class PlaneWorld(Cluster):
         self.failover_log: list[FailoverLog] = []
         self.whispers = Random(seed)
         """When indexers read it. Of its own, so that worlds that are kept stay as they were."""
+        self.transfers = seed % 4 != 0
+        """Indexers give each other what they hold; else projectors send all of it again."""
         self.power_on()
         self._populate()
         self.disturb()

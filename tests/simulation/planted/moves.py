@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from coordinator.core.catalog import rebalances
@@ -18,7 +19,13 @@ from coordinator.core.model.entities import (
     MOVE_FAILED,
     Slice,
 )
+from coordinator.core.model.vectors import Vector
+from indexer_sim.bucket import transfers
 from indexer_sim.bucket.back_index import BackIndex
+from indexer_sim.bucket.settlement import Settlement
+from indexer_sim.bucket.tracker import Tracker
+from indexer_sim.pipeline import fillings
+from indexer_sim.pipeline.fillings import Fillings
 
 Patch = pytest.MonkeyPatch
 
@@ -99,3 +106,47 @@ def a_part_has_all_copies_of_its_index(patch: Patch) -> None:
         return found[0], (Change("MoveBegun", after.key, after),)
 
     patch.setitem(rebalances.STEPS, "pending", copied)
+
+
+# -- what one indexer gives another ----------------------------------------------------------------
+
+
+def an_origin_is_asked_before_it_is_that_far(patch: Patch) -> None:
+    known = Tracker.attached
+
+    def nowhere(self: Tracker, index_id: int) -> Vector | None:
+        found = known(self, index_id)
+        return found and Vector.zero(len(found))
+
+    patch.setattr(Tracker, "attached", nowhere)
+
+
+def what_is_given_counts_before_it_is_held_here(patch: Patch) -> None:
+    patch.setattr(fillings, "_holds", lambda bucket, vectors: True)
+
+
+def filling_goes_on_where_storage_began_anew(patch: Patch) -> None:
+    patch.setattr(Fillings, "_life", lambda self, bucket, index_id: (0, 0, 0, 0))
+
+
+def what_was_deleted_comes_back(patch: Patch) -> None:
+    patch.setattr(Settlement, "_tombstones_of", lambda self, index_id, documents: {})
+
+
+def who_is_not_whole_gives_too(patch: Patch) -> None:
+    patch.setattr(transfers, "_check", lambda bucket, ask: None)
+
+
+def a_transfer_ends_with_its_first_page(patch: Patch) -> None:
+    known = transfers.Transfer.page
+
+    def short(self: transfers.Transfer, after: bytes | None, limit: int) -> transfers.Given:
+        found = known(self, after, limit)
+        return msgspec.structs.replace(found, more=False)
+
+    patch.setattr(transfers.Transfer, "page", short)
+
+
+def one_origin_is_taken_for_all(patch: Patch) -> None:
+    known = fillings._origins
+    patch.setattr(fillings, "_origins", lambda part: known(part)[:1])

@@ -18,6 +18,7 @@ from coordinator.core.model.entities import (
     READY,
     Bucket,
     Index,
+    Origin,
     Rollback,
     Slice,
     Source,
@@ -112,9 +113,11 @@ class Given:
             run.ended[vbucket] = 0
             run.done.append(vbucket)
 
-    def hw(self, indexer: int, done: int, build: int = 1, read: int = 0) -> None:
+    def hw(
+        self, indexer: int, done: int, build: int = 1, read: int = 0, transfers: bool = False
+    ) -> None:
         """An indexer says of index 1 which vbuckets it has: bits; and how far it has read."""
-        progress = (BuildProgress(1, build, bytes([done])),)
+        progress = (BuildProgress(1, build, bytes([done]), transfers),)
         connection = (
             self.planner.maintenance["b"].connection if "b" in self.planner.maintenance else 0
         )
@@ -419,6 +422,41 @@ def test_a_topic_that_has_got_more_partitions_is_a_reason_at_once() -> None:
 
 
 # -- backfills -------------------------------------------------------------------------------------
+
+
+ORIGIN = Origin(0, 5, 7, 3, 1)
+A_PART: dict[str, Any] = {"part_of": 7, "origins": (ORIGIN,), "slices": (Slice(0, 1),)}
+
+
+def test_a_part_that_its_host_fills_is_not_backfilled() -> None:
+    given = Given(an_index(state=BACKFILL, **A_PART))
+    given.streaming(1)
+    assert given.plan(Open) == [], "the host has not said whether it fills it"
+    given.hw(1, done=0, build=9)
+    assert given.plan(Open) == [], "nor of this build"
+    given.hw(1, done=0, transfers=True)
+    given.now += 10 * LISTEN_MS
+    assert given.plan(Open) == []
+    given.hw(1, done=0b0011, transfers=False)
+    assert given.opened().vbuckets == (2, 3), "it has given it up: what it lacks"
+
+
+def test_a_part_that_nobody_has_is_backfilled_whatever_its_host_says() -> None:
+    given = Given(an_index(state=BACKFILL, part_of=7))
+    given.streaming(1)
+    assert given.opens[1:] != [] or given.plan(Open) != []
+
+
+def test_what_a_part_in_use_lacks_is_sent_again() -> None:
+    """It was filled once; what its host lacks now was lost since."""
+    given = Given(an_index(state=MAINTENANCE, **A_PART))
+    run = given.streaming(1)
+    run.ordinal = 50
+    given.hw(1, done=0b1110, read=40, transfers=True)
+    given.later()
+    given.hw(1, done=0b1110, read=60, transfers=True)
+    given.later()
+    assert given.planner.passes["b"].vbuckets == (0,)
 
 
 def test_one_pass_is_for_all_that_is_to_be_backfilled_up_to_where_maintenance_is() -> None:

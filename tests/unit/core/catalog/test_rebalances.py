@@ -50,6 +50,7 @@ from coordinator.core.model.entities import (
     NOWHERE,
     Index,
     Move,
+    Origin,
     Rebalance,
     Shard,
     Slice,
@@ -163,6 +164,35 @@ def test_a_copy_moves_by_a_part_and_some_indexer_serves_it_at_each_moment(built:
     assert hosts(built) == {2, 3}
     assert built.state.rebalances()[0].state == "done"
     assert not built.state.leaving
+
+
+def test_a_part_names_who_has_its_slices(built: Bench) -> None:
+    """The source, if it is alive, or another indexer; nobody, if one of the slices has none."""
+    whole = built.index()
+    assert [s.serving for s in whole.slices] == [(1, 2), (1, 2)]
+    begin(built, planned(built), planned(built, 1, 2))
+    step(built, MOVE_PENDING)
+    part = by_id(built, the_move(built).part)
+    assert part.origins == (
+        Origin(0, 1, whole.id, whole.shard_on(1), whole.build),
+        Origin(1, 2, whole.id, whole.shard_on(2), whole.build),
+    )
+
+
+@pytest.mark.parametrize(("alive", "named"), [((1, 2, 3), 1), ((2, 3), 2), ((3,), None)])
+def test_only_who_is_alive_is_named(built: Bench, alive: tuple[int, ...], named: int) -> None:
+    begin(built, planned(built))
+    built.indexers = [Candidate(number, "") for number in alive]
+    step(built, MOVE_PENDING)
+    part = by_id(built, the_move(built).part)
+    assert [origin.indexer for origin in part.origins] == ([] if named is None else [named])
+
+
+def test_one_more_copy_comes_from_any_other(built: Bench) -> None:
+    begin(built, planned(built, source=NOWHERE))
+    step(built, MOVE_PENDING)
+    part = by_id(built, the_move(built).part)
+    assert [origin.indexer for origin in part.origins] == [1]
 
 
 def test_an_indexer_without_copies_of_an_index_has_no_shard_of_it(built: Bench) -> None:

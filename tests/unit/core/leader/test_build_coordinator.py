@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.core.catalog import ddl
 from coordinator.core.catalog.decisions import Accepted, Parked, Unchanged
-from coordinator.core.consensus.build_progress import Progress, Progresses
+from coordinator.core.consensus.build_progress import Progress, Progresses, of_filling
 from coordinator.core.model.commands import (
     AdoptBucket,
     BuildIndexes,
@@ -20,9 +20,15 @@ from coordinator.core.model.commands import (
     MoveShards,
     RenewStream,
 )
-from coordinator.core.model.entities import Shard, Source, Stream
-from coordinator.core.model.records import BackfillProgress, ProjectorHeartbeat
+from coordinator.core.model.entities import Origin, Shard, Source, Stream
+from coordinator.core.model.records import (
+    BackfillProgress,
+    ProjectorHeartbeat,
+    SliceLoad,
+    SliceLoads,
+)
 from tests.support.builds_bench import Bench
+from tests.support.indexes import make_index
 
 
 def test_a_bucket_has_as_many_vbuckets_as_the_store_says() -> None:
@@ -217,3 +223,17 @@ def test_old_builds_make_room() -> None:
     assert progresses.of(77, 0) is None
     assert progresses.of(77, 1_099) is not None
     assert len(progresses.all()) == 1_000
+
+
+def test_a_part_that_is_filled_is_as_far_as_it_has_entries_of_its_origins() -> None:
+    part = make_index(8, part_of=7, origins=(Origin(0, 1, 7, 3, 1), Origin(2, 2, 7, 4, 1)))
+    assert of_filling(part, {}) is None
+    loads = {
+        1: SliceLoads(1, 1, (SliceLoad(7, 0, 60, 0, 0), SliceLoad(7, 1, 999, 0, 0)), 0, 0),
+        2: SliceLoads(2, 1, (SliceLoad(7, 2, 40, 0, 0),), 0, 0),
+        3: SliceLoads(3, 1, (SliceLoad(8, 0, 10, 0, 0), SliceLoad(8, 2, 15, 0, 0)), 0, 0),
+    }
+    found = of_filling(part, loads)
+    assert found == Progress(25, 100, 0.0)
+    assert found.percent == 25.0
+    assert of_filling(replace(part, origins=()), loads) is None

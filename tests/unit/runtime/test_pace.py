@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from projector_sim.projector.pace import BURST_S, Pace
+from coordinator.runtime.pace import BURST_S, Pace
 
 
 def test_so_many_documents_a_second_are_read() -> None:

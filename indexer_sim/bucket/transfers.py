@@ -1,0 +1,201 @@
+"""What one indexer gives another of the slices that it holds: everything as it is at one moment.
+
+A *transfer* is a moment of the bucket's database. All mutations up to where the asker's streams
+began are in it, and none beyond the vector `applied`. It is read page by page, in the order of the
+documents, from the back-index. Nobody but indexers asks.
+
+A page tells each document's entry, as the back-index has it (`entries.pack_back`): the seqno goes
+along, and who takes it compares it with what he has.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from coordinator.core.model.vectors import Vector
+from indexer_sim.bucket.allocation import NONE
+from indexer_sim.bucket.back_index import BEGIN, END
+from indexer_sim.bucket.bucket import Bucket
+from indexer_sim.bucket.database import MomentLostError
+from indexer_sim.bucket.entries import BACK, cut_down, entry_of
+from indexer_sim.bucket.leases import Leases
+from indexer_sim.bucket.storage import Storage
+
+DOCUMENTS_MAX, LOOKED_AT_MAX = 512, 2_048
+"""So many documents has a page, and for one so many are looked at: scans wait for either."""
+
+PAGE_BYTES_MAX = 1024 * 1024
+"""A page ends with the document with which it is so large."""
+
+LEASE_S, TRANSFERS_MAX = 60.0, 16
+"""So long after its last page a transfer is kept, and so many are."""
+
+NUMBER_BITS = 62
+
+
+class TransferRefused(Exception):
+    """A page is not given; with `is_passing`, it may be later."""
+
+    def __init__(self, code: str, message: str, *, is_passing: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.is_passing = is_passing
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """A question for a page: of the slices of an index, after a document.
+
+    `number` 0 begins a transfer that has what is `at_least`: vbuuids and seqnos, one of each
+    vbucket. `shard` and `build` are those of the origin. A page has `limit` documents at most.
+    """
+
+    indexer: int
+    index: int
+    slices: tuple[int, ...]
+    shard: int
+    build: int
+    number: int = 0
+    after: bytes | None = None
+    limit: int = DOCUMENTS_MAX
+    at_least: tuple[bytes, bytes] = (b"", b"")
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """A page: documents with their entries, ascending; `more` follow after `after`.
+
+    The first page has no documents: it says how many `entries` the slices have, and beyond which
+    vector, vbuuids and seqnos, nothing was `applied`.
+    """
+
+    number: int
+    documents: tuple[tuple[bytes, bytes], ...] = ()
+    more: bool = True
+    after: bytes | None = None
+    entries: int = 0
+    applied: tuple[bytes, bytes] = (b"", b"")
+
+
+_ask, _given = msgspec.msgpack.Decoder(Ask), msgspec.msgpack.Decoder(Given)
+encode = msgspec.msgpack.Encoder().encode
+
+
+def read_ask(raw: bytes) -> Ask:
+    """Return the question that these bytes are. Raises TransferRefused."""
+    try:
+        return _ask.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise TransferRefused("invalid_request", f"no question for a page: {error}") from error
+
+
+def read_given(raw: bytes) -> Given:
+    """Return the page that these bytes are. ValueError: they are none."""
+    return _given.decode(raw)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Slices of an index at one moment."""
+
+    number: int
+    index: int
+    life: int
+    slices: frozenset[int]
+    moment: Any
+    """`database.Moment`."""
+
+    def page(self, after: bytes | None, limit: int) -> Given:
+        """Return the page after a document, None for the first. Raises `MomentLostError`."""
+        limit = min(max(limit, 1), DOCUMENTS_MAX)
+        begin = BEGIN if after is None else BACK + after + b"\0"
+        records = self.moment.some(begin, END, LOOKED_AT_MAX)
+        found: list[tuple[bytes, bytes]] = []
+        last, size, is_cut = after, 0, False
+        for key, raw in records:
+            last = key[len(BACK) :]
+            entry = entry_of(raw, self.life)
+            kept = None if entry is None else cut_down(entry, self.slices)
+            if kept is not None:
+                found.append((last, kept))
+                size += len(last) + len(kept)
+                if len(found) == limit or size >= PAGE_BYTES_MAX:
+                    is_cut = True
+                    break
+        more = is_cut or len(records) == LOOKED_AT_MAX
+        return Given(number=self.number, documents=tuple(found), more=more, after=last)
+
+
+class Giving:
+    """Answers what other indexers ask of the storage of this one. Any thread may use it."""
+
+    def __init__(self, storage: Storage, indexer: int) -> None:
+        self._storage = storage
+        self._indexer = indexer
+        self._begun: Leases[Transfer] = Leases(LEASE_S, TRANSFERS_MAX)
+
+    def answer(self, ask: Ask) -> Given:
+        """Return a page. Does not wait. Raises TransferRefused."""
+        if ask.indexer != self._indexer:
+            raise TransferRefused("wrong_indexer", f"this is indexer {self._indexer}")
+        if not ask.number:
+            return self._begin(ask)
+        begun = self._begun.held().get(ask.number)
+        if begun is None or not self._begun.renew(begun, self._begun.revision):
+            raise TransferRefused("transfer_gone", f"there is no transfer {ask.number} here")
+        try:
+            return begun.page(ask.after, ask.limit)
+        except MomentLostError as error:
+            raise TransferRefused("transfer_gone", "the storage was opened again") from error
+
+    def expire(self) -> None:
+        """Give back what nobody has asked for any more."""
+        self._begun.expire()
+
+    def _begin(self, ask: Ask) -> Given:
+        bucket = self._storage.bucket_of(ask.index)
+        if bucket is None:
+            raise TransferRefused("index_not_found", f"index {ask.index} is not here")
+        with bucket.lock:
+            _check(bucket, ask)
+            transfer = Transfer(
+                1 + secrets.randbits(NUMBER_BITS),
+                ask.index,
+                bucket.back_index.life(ask.index),
+                frozenset(ask.slices),
+                bucket.database.moment(),
+            )
+            applied = bucket.tracker.applied()
+            sizes = dict(bucket.sizes.all())
+        if transfer.moment is None:
+            raise TransferRefused("recovering", "the storage is being opened", is_passing=True)
+        self._begun.renew(transfer, self._begun.revision)
+        entries = sum(sizes[p].entries for p in sizes if p[0] == ask.index and p[1] in ask.slices)
+        return Given(number=transfer.number, entries=entries, applied=applied.to_bytes())
+
+
+def _check(bucket: Bucket, ask: Ask) -> None:
+    """Refuse what is not here, not complete, or not that far yet. Raises TransferRefused."""
+    if bucket.shards.get(ask.index) != ask.shard:
+        raise TransferRefused("slice_not_here", f"index {ask.index} has another storage here")
+    if set(ask.slices) - bucket.slices.get(ask.index, NONE):
+        raise TransferRefused("slice_not_here", f"not all of {ask.slices} are here")
+    state = bucket.published.states.get(ask.index)
+    if state is None or state.build != ask.build:
+        raise TransferRefused("slice_not_here", f"index {ask.index} is of another build here")
+    is_behind = bucket.stale or bucket.published.recovering or bucket.lost
+    if is_behind or bucket.tracker.branched() or not state.complete:
+        raise TransferRefused("recovering", "what is here is not whole", is_passing=True)
+    try:
+        wanted = Vector.from_bytes(*ask.at_least)
+    except ValueError as error:
+        raise TransferRefused("invalid_request", f"no vector: {error}") from error
+    if len(wanted) != bucket.vbuckets:
+        raise TransferRefused("invalid_request", f"the bucket has {bucket.vbuckets} vbuckets")
+    lacking = bucket.tracker.vector().lacking(wanted.places())
+    if lacking is not None:
+        text = f"vbucket {lacking} is not that far yet"
+        raise TransferRefused("not_reached", text, is_passing=True)

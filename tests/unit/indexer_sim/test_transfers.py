@@ -1,0 +1,442 @@
+"""Parts are filled from what other indexers hold: on a real RocksDB, in both storages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from coordinator.core.keys.key_versions import (
+    ABSENT,
+    MANY,
+    NO_SLICE,
+    UPSERT,
+    Item,
+    begin,
+    pack_many,
+)
+from coordinator.core.model.entities import BACKFILL, Index, Origin, Slice
+from coordinator.core.model.stream_records import MAINTENANCE
+from indexer_sim.bucket import transfers
+from indexer_sim.bucket.entries import slice_range
+from indexer_sim.bucket.storage import Storage
+from indexer_sim.bucket.transfers import Ask, Giving, TransferRefused, encode, read_ask, read_given
+from indexer_sim.pipeline import fillings as module
+from indexer_sim.pipeline.fillings import Filling, Fillings
+from tests.support.fed_storage import BRANCH, FedStorage, make_rollback
+from tests.support.indexes import make_index
+from tests.support.sizes import counted, scanned
+
+INDEX, PART = 1, 9
+VBUCKETS = 2
+ALL, SECOND = (0, 1), (2,)
+SOURCE, OTHER = 1, 2
+NEWER = 2**63 + 2
+
+
+class Holder(FedStorage):
+    """An indexer that holds slices of the index, built."""
+
+    def __init__(self, folder: Path, number: int, pieces: tuple[int, ...]) -> None:
+        storage = Storage(folder, f"indexer {number}")
+        storage.know("b", VBUCKETS)
+        storage.allocate("b", INDEX, frozenset(pieces), b"")
+        super().__init__(storage, (INDEX,), VBUCKETS)
+        self.number, self.pieces = number, pieces
+        self.giving = Giving(storage, number)
+
+    def origins(self, pieces: tuple[int, ...] = ()) -> tuple[Origin, ...]:
+        shard = self.storage.shards[INDEX]
+        return tuple(Origin(n, self.number, INDEX, shard, 1) for n in pieces or self.pieces)
+
+
+class Target(FedStorage):
+    """An indexer that is to hold a part: the streams carry it from these seqnos on."""
+
+    def __init__(self, folder: Path, pieces: tuple[int, ...], attached: tuple[int, ...]) -> None:
+        storage = Storage(folder, "indexer 7")
+        storage.know("b", VBUCKETS)
+        storage.allocate("b", PART, frozenset(pieces), b"")
+        self.storage, self.indexes = storage, (PART,)
+        self.offset = self._timestamps = 0
+        begins = [begin(v, seqno, BRANCH, [0]) for v, seqno in enumerate(attached)]
+        self.apply(MAINTENANCE, 1, *begins)
+        self.fillings = Fillings(storage)
+
+    def knows(self, *origins: Origin, **more: Any) -> Index:
+        pieces = max(self.storage.held[PART]) + 1
+        slices = tuple(Slice(n, 7) for n in range(pieces))
+        known = {"bucket": "b", "state": BACKFILL, "build": 1, "part_of": INDEX, "slices": slices}
+        part = make_index(PART, **(known | {"origins": origins} | more))
+        self.fillings.know({PART: part})
+        return part
+
+    @property
+    def is_complete(self) -> bool:
+        return self.bucket.published.states[PART].complete
+
+    def entries(self) -> dict[int, list[bytes]]:
+        return entries_of(self, PART)
+
+
+def entries_of(fed: FedStorage, index_id: int) -> dict[int, list[bytes]]:
+    """Return the entries of an index, by slice, as the database has them."""
+    found: dict[int, list[bytes]] = {}
+    for piece in sorted(fed.storage.held[index_id]):
+        place = slice_range(index_id, piece)
+        records = fed.bucket.database.some(*place, 10_000)
+        found[piece] = [key[len(place[0]) :] for key, _ in records]
+    return found
+
+
+def put(vbucket: int, seqno: int, document: bytes, piece: int, key: bytes) -> Item:
+    return Item(UPSERT, vbucket, seqno, 0, piece, document, key)
+
+
+def put_many(vbucket: int, seqno: int, document: bytes, *places: tuple[int, bytes]) -> Item:
+    return Item(UPSERT, vbucket, seqno, 0, MANY, document, pack_many(places))
+
+
+def gone(vbucket: int, seqno: int, document: bytes) -> Item:
+    return Item(ABSENT, vbucket, seqno, 0, NO_SLICE, document)
+
+
+def exchange(target: Target, *holders: Holder, now_s: float = 0.0, steps: int = 1_000) -> int:
+    """Bring questions and answers until nothing more is asked; return how many there were."""
+    by_number = {holder.number: holder for holder in holders}
+    for step in range(steps):
+        asks = target.fillings.asks(now_s)
+        if not asks:
+            return step
+        for filling, ask in asks:
+            answer(target, by_number[ask.indexer], filling, ask, now_s)
+    return steps
+
+
+def answer(target: Target, holder: Holder, filling: Filling, ask: Ask, now_s: float = 0.0) -> None:
+    try:
+        given = holder.giving.answer(read_ask(encode(ask)))
+    except TransferRefused as refusal:
+        target.fillings.refused(filling, refusal)
+        return
+    target.fillings.take(filling, ask, read_given(encode(given)), now_s)
+    assert counted(target.bucket) == scanned(target.bucket)
+
+
+@pytest.fixture(autouse=True)
+def pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are small."""
+    monkeypatch.setattr(transfers, "DOCUMENTS_MAX", 2)
+    monkeypatch.setattr(transfers, "LOOKED_AT_MAX", 3)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Holder]:
+    made = Holder(tmp_path / "source", SOURCE, ALL)
+    yield made
+    made.storage.close()
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Holder]:
+    made = Holder(tmp_path / "other", OTHER, SECOND)
+    yield made
+    made.storage.close()
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Iterator[Any]:
+    """Returns a target; it is closed at the end."""
+    made: list[Target] = []
+
+    def target(*attached: int, pieces: tuple[int, ...] = ALL) -> Target:
+        made.append(Target(tmp_path / f"target{len(made)}", pieces, attached))
+        return made[-1]
+
+    yield target
+    for one in made:
+        one.storage.close()
+
+
+def written(source: FedStorage, count: int, vbucket: int = 0) -> None:
+    for n in range(1, count + 1):
+        source.apply(MAINTENANCE, 1, put(vbucket, n, b"d%03d" % n, n % 2, b"k%d" % n))
+
+
+# -- what is given, and taken ----------------------------------------------------------------------
+
+
+def test_a_part_is_what_its_origin_holds(source: Holder, at: Any) -> None:
+    written(source, 7)
+    target = at(7, 0)
+    target.knows(*source.origins())
+    assert target.fillings.are_filled() == {PART}
+    assert not target.is_complete
+    assert exchange(target, source) >= 4
+    assert target.entries() == entries_of(source, INDEX)
+    assert target.is_complete
+    assert target.fillings.are_idle()
+    assert target.fillings.said == [f"index {PART}: has 7 documents from indexer 1"]
+
+
+def test_of_its_slices_it_gets_no_others(source: Holder, at: Any) -> None:
+    written(source, 7)
+    target = at(7, 0, pieces=(1,))
+    target.knows(*source.origins((1,)))
+    exchange(target, source)
+    assert target.entries() == {1: entries_of(source, INDEX)[1]}
+
+
+def test_what_comes_meanwhile_counts_whoever_tells_it(source: Holder, at: Any) -> None:
+    """Random changes reach both, each at its own time, and pages come between them."""
+    for seed in range(5):
+        chance = Random(seed)
+        written(source, 9)
+        target = at(9, 0)
+        target.knows(*source.origins())
+        changes = []
+        for seqno in range(10, 40):
+            document = b"d%03d" % chance.randint(1, 12)
+            item = (
+                gone(0, seqno, document)
+                if chance.random() < 0.4
+                else put(0, seqno, document, chance.randint(0, 1), b"k%d" % chance.randint(0, 3))
+            )
+            changes.append(item)
+        there, here = list(changes), list(changes)
+        while there or here or not target.is_complete:
+            roll = chance.random()
+            if roll < 0.35 and there:
+                source.apply(MAINTENANCE, 1, there.pop(0))
+            elif roll < 0.7 and here:
+                target.apply(MAINTENANCE, 1, here.pop(0))
+            else:
+                exchange(target, source, steps=1, now_s=chance.random() * 5 + len(target.entries()))
+        assert target.entries() == entries_of(source, INDEX), seed
+        source.storage.release(INDEX, frozenset(ALL))
+        source.storage.allocate("b", INDEX, frozenset(ALL), b"")
+        FedStorage.__init__(source, source.storage, (INDEX,), VBUCKETS)
+
+
+def test_a_document_may_have_keys_in_slices_of_several_origins(
+    source: Holder, other: Holder, at: Any
+) -> None:
+    item = put_many(0, 1, b"d", (0, b"a"), (1, b"b"), (2, b"c"))
+    source.apply(MAINTENANCE, 1, item)
+    other.apply(MAINTENANCE, 1, item)
+    target = at(1, 0, pieces=(*ALL, *SECOND))
+    target.knows(*source.origins(), *other.origins())
+    exchange(target, source, other)
+    assert target.is_complete
+    assert target.entries() == {0: [b"ad"], 1: [b"bd"], 2: [b"cd"]}
+    target.apply(MAINTENANCE, 1, gone(0, 2, b"d"))
+    assert target.entries() == {0: [], 1: [], 2: []}
+
+
+def test_nothing_is_taken_before_it_is_held_here_too(source: Holder, at: Any) -> None:
+    """Else a rollback would not know that it has to take it back."""
+    written(source, 5)
+    target = at(2, 0)
+    target.knows(*source.origins())
+    assert exchange(target, source) == 1
+    assert target.entries() == {0: [], 1: []}
+    for seqno in (3, 4, 5):
+        document, piece = b"d%03d" % seqno, seqno % 2
+        target.apply(MAINTENANCE, 1, put(0, seqno, document, piece, b"k%d" % seqno))
+    exchange(target, source, now_s=1.0)
+    assert target.is_complete
+    assert target.entries() == entries_of(source, INDEX)
+
+
+def test_an_origin_that_is_not_that_far_is_asked_again(source: Holder, at: Any) -> None:
+    written(source, 2)
+    target = at(3, 0)
+    target.knows(*source.origins())
+    exchange(target, source)
+    assert not target.is_complete
+    assert target.fillings.are_filled() == {PART}
+    source.apply(MAINTENANCE, 1, put(0, 3, b"d003", 1, b"k3"))
+    exchange(target, source, now_s=1.0)
+    assert target.is_complete
+    assert target.entries() == entries_of(source, INDEX)
+
+
+def test_a_transfer_stays_as_it_was_when_it_began(source: Holder, at: Any) -> None:
+    written(source, 6)
+    target = at(6, 0)
+    target.knows(*source.origins())
+    exchange(target, source, steps=2)
+    source.apply(MAINTENANCE, 1, gone(0, 7, b"d006"))
+    source.apply(MAINTENANCE, 1, put(0, 8, b"d005", 0, b"other"))
+    exchange(target, source, now_s=1.0)
+    assert sorted(chain(*target.entries().values())) == [b"k%dd%03d" % (n, n) for n in range(1, 7)]
+    target.apply(MAINTENANCE, 1, gone(0, 7, b"d006"), put(0, 8, b"d005", 0, b"other"))
+    assert target.entries() == entries_of(source, INDEX)
+
+
+# -- what goes wrong -------------------------------------------------------------------------------
+
+
+def test_storage_that_begins_from_nothing_is_filled_anew(source: Holder, at: Any) -> None:
+    written(source, 6)
+    target = at(6, 0)
+    part = target.knows(*source.origins())
+    exchange(target, source, steps=3)
+    assert sum(map(len, target.entries().values())) > 0
+    target.storage.release(PART, frozenset(ALL))
+    target.storage.allocate("b", PART, frozenset(ALL), b"")
+    target.apply(MAINTENANCE, 1, *(begin(v, (6, 0)[v], BRANCH, [0]) for v in range(VBUCKETS)))
+    target.fillings.know({PART: part})
+    for turn in range(1, 5):
+        exchange(target, source, now_s=float(turn))
+    assert target.is_complete
+    assert target.entries() == entries_of(source, INDEX)
+
+
+def test_a_rollback_takes_back_what_was_filled(source: Holder, at: Any) -> None:
+    """The store has lost what came after seqno 4; the origin has not heard of it."""
+    written(source, 6)
+    target = at(6, 0)
+    target.knows(*source.origins())
+    exchange(target, source, steps=3)
+    target.bucket.roll_back(make_rollback(3, NEWER, {0: 4}))
+    for turn in range(1, 5):
+        exchange(target, source, now_s=float(turn))
+    assert not target.is_complete
+    assert target.entries() == {0: [], 1: []}
+
+
+def test_another_branch_is_not_what_was_given(source: Holder, at: Any) -> None:
+    written(source, 4)
+    target = at(4, 0)
+    target.knows(*source.origins())
+    exchange(target, source, steps=1)
+    target.apply(MAINTENANCE, 9, begin(0, 4, NEWER, [0]), number=2)
+    exchange(target, source, now_s=1.0)
+    assert target.entries() == {0: [], 1: []}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        ({"indexer": 3}, "wrong_indexer"),
+        ({"index": 5}, "index_not_found"),
+        ({"shard": 1}, "slice_not_here"),
+        ({"build": 2}, "slice_not_here"),
+        ({"slices": (0, 5)}, "slice_not_here"),
+        ({"number": 77}, "transfer_gone"),
+        ({"at_least": (b"", b"")}, "invalid_request"),
+        ({"at_least": (b"1", b"")}, "invalid_request"),
+        ({"at_least": (bytes(8 * 999), bytes(8 * 999))}, "invalid_request"),
+    ],
+)
+def test_what_cannot_be_given_is_refused(source: Holder, wrong: dict[str, Any], code: str) -> None:
+    nothing = bytes(8 * VBUCKETS)
+    [origin] = source.origins((0,))
+    right = Ask(
+        indexer=SOURCE,
+        index=INDEX,
+        slices=(0,),
+        shard=origin.shard,
+        build=1,
+        at_least=(nothing, nothing),
+    )
+    assert source.giving.answer(right).number
+    asked = {name: getattr(right, name) for name in right.__struct_fields__} | wrong
+    with pytest.raises(TransferRefused) as refused:
+        source.giving.answer(Ask(**asked))
+    assert refused.value.code == code
+    assert not refused.value.is_passing
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xc1", b"{}", b"\x80", b"\x81\xa5index\xc0"])
+def test_what_is_no_question_is_refused(raw: bytes) -> None:
+    with pytest.raises(TransferRefused) as refused:
+        read_ask(raw)
+    assert refused.value.code == "invalid_request"
+
+
+def test_who_refuses_for_good_leaves_it_to_projectors(source: Holder, at: Any) -> None:
+    written(source, 3)
+    target = at(3, 0)
+    [first, second] = source.origins()
+    part = target.knows(replace(first, shard=4), replace(second, shard=4))
+    exchange(target, source)
+    assert target.fillings.are_filled() == frozenset()
+    assert target.fillings.are_idle()
+    assert "left to projectors" in target.fillings.said[0]
+    target.fillings.know({PART: replace(part, build=2)})
+    assert target.fillings.are_filled() == {PART}, "another build may be filled"
+
+
+def test_who_does_not_get_on_leaves_it_to_projectors(source: Holder, at: Any) -> None:
+    written(source, 3)
+    target = at(3, 0)
+    target.knows(*source.origins())
+    assert len(target.fillings.asks(0.0)) == 1, "and nobody answers"
+    assert target.fillings.asks(module.PATIENCE_S) != []
+    assert target.fillings.asks(module.PATIENCE_S + 1) == []
+    assert target.fillings.are_filled() == frozenset()
+
+
+def test_who_begins_anew_again_and_again_leaves_it_to_projectors(source: Holder, at: Any) -> None:
+    written(source, 3)
+    target = at(3, 0)
+    target.knows(*source.origins())
+    for turn in range(module.ATTEMPTS_MAX + 2):
+        for filling, _ in target.fillings.asks(float(turn)):
+            target.fillings.refused(filling, TransferRefused("transfer_gone", ""))
+    assert target.fillings.are_filled() == frozenset()
+
+
+def test_more_entries_than_a_backfill_costs_are_not_taken(source: Holder, at: Any) -> None:
+    places = [(n % 2, b"k%d" % n) for n in range(2 * module.ENTRIES_MAX)]
+    source.apply(MAINTENANCE, 1, put_many(0, 1, b"d", *places))
+    target = at(1, 0)
+    target.knows(*source.origins())
+    exchange(target, source)
+    assert target.fillings.are_filled() == frozenset()
+    assert "more than a backfill" in target.fillings.said[0]
+
+
+def test_answers_to_other_questions_are_passed_over(source: Holder, at: Any) -> None:
+    written(source, 6)
+    target = at(6, 0)
+    target.knows(*source.origins())
+    [(filling, first)] = target.fillings.asks(0.0)
+    answer(target, source, filling, first)
+    answer(target, source, filling, first)
+    [(filling, page)] = target.fillings.asks(0.0)
+    answer(target, source, filling, page)
+    at_once = target.entries()
+    answer(target, source, filling, page)
+    answer(target, source, filling, first)
+    assert target.entries() == at_once
+    exchange(target, source, now_s=1.0)
+    assert target.entries() == entries_of(source, INDEX)
+
+
+def test_transfers_that_nobody_reads_are_given_back(
+    source: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = bytes(8 * VBUCKETS)
+    [origin] = source.origins((0,))
+    ask = Ask(
+        indexer=SOURCE,
+        index=INDEX,
+        slices=(0,),
+        shard=origin.shard,
+        build=1,
+        at_least=(nothing, nothing),
+    )
+    numbers = [source.giving.answer(ask).number for _ in range(transfers.TRANSFERS_MAX + 3)]
+    assert len(source.giving._begun.held()) == transfers.TRANSFERS_MAX
+    monkeypatch.setattr(source.giving._begun, "_clock", lambda: 1e12)
+    source.giving.expire()
+    assert source.giving._begun.held() == {}
+    assert len(set(numbers)) == len(numbers)
