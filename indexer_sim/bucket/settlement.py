@@ -140,7 +140,7 @@ class Settlement:
         """
         life = self.back_index.life(index_id)
         raws = self._records({document for document, _ in documents})
-        tombstones = self._tombstones_of(index_id, [document for document, _ in documents])
+        tombstones = self.tombstones_of(index_id, [document for document, _ in documents])
         tallies: dict[tuple[int, int], Tally] = {}
         for document, entry in documents:
             seqno, piece, key = unpack_back(entry)
@@ -164,7 +164,7 @@ class Settlement:
         for where, tally in tallies.items():
             self.sizes.count(where, tally.entries, tally.contents)
 
-    def _tombstones_of(self, index_id: int, documents: Sequence[bytes]) -> dict[bytes, int]:
+    def tombstones_of(self, index_id: int, documents: Sequence[bytes]) -> dict[bytes, int]:
         """Return the tombstones of documents in one index."""
         if index_id not in self.tracker.tombstoned:
             return {}

@@ -80,8 +80,17 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     applied: tuple[bytes, bytes] = (b"", b"")
 
 
-_ask, _given = msgspec.msgpack.Decoder(Ask), msgspec.msgpack.Decoder(Given)
-encode = msgspec.msgpack.Encoder().encode
+_ask, _given = msgspec.json.Decoder(Ask), msgspec.msgpack.Decoder(Given)
+
+
+def ask_bytes(ask: Ask) -> bytes:
+    """Return a question as JSON: bytes are base64."""
+    return msgspec.json.encode(ask)
+
+
+def given_bytes(given: Given) -> bytes:
+    """Return a page as MessagePack."""
+    return msgspec.msgpack.encode(given)
 
 
 def read_ask(raw: bytes) -> Ask:
@@ -160,7 +169,7 @@ class Giving:
         if bucket is None:
             raise TransferRefused("index_not_found", f"index {ask.index} is not here")
         with bucket.lock:
-            _check(bucket, ask)
+            check(bucket, ask)
             transfer = Transfer(
                 1 + secrets.randbits(NUMBER_BITS),
                 ask.index,
@@ -177,7 +186,7 @@ class Giving:
         return Given(number=transfer.number, entries=entries, applied=applied.to_bytes())
 
 
-def _check(bucket: Bucket, ask: Ask) -> None:
+def check(bucket: Bucket, ask: Ask) -> None:
     """Refuse what is not here, not complete, or not that far yet. Raises TransferRefused."""
     if bucket.shards.get(ask.index) != ask.shard:
         raise TransferRefused("slice_not_here", f"index {ask.index} has another storage here")

@@ -24,12 +24,13 @@ from indexer_sim.bucket.transfers import (
     Ask,
     Given,
     TransferRefused,
-    encode,
+    ask_bytes,
     read_given,
 )
 from indexer_sim.pipeline.fillings import Filling, Fillings
 
 PATH = "/v1/slices/transfer"
+JSON = {"content-type": "application/json"}
 
 IDLE_S, WAIT_S = 1.0, 0.05
 AT_ONCE_S = 0.25
@@ -134,7 +135,7 @@ class Filler:
         address = self._addresses.get(ask.indexer)
         if address is None:
             raise httpx.ConnectError(f"indexer {ask.indexer} is not heard")
-        answer = client.post(f"{address}{PATH}", content=encode(ask))
+        answer = client.post(f"{address}{PATH}", content=ask_bytes(ask), headers=JSON)
         if answer.status_code == 200:
             return read_given(answer.content)
         code, message = "internal", f"status {answer.status_code}"

@@ -58,7 +58,7 @@ class Origin:
     slices: tuple[int, ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Filling:
     """A part that is filled: from its origins, one after the other.
 
@@ -139,7 +139,9 @@ class Fillings:
         for index_id, part in sorted(wanted.items()):
             filling = self._running.get(index_id)
             if filling is None or filling.part.build != part.build:
-                filling = self._running[index_id] = Filling(part, _origins(part), now_s)
+                filling = self._running[index_id] = Filling(
+                    part=part, origins=origins_of(part), got_on_s=now_s
+                )
             if now_s >= filling.due_s and (ask := self._ask(filling, now_s, limit)) is not None:
                 found.append((filling, ask))
         return found
@@ -166,11 +168,11 @@ class Fillings:
                 filling.got_on_s = now_s  # A backfill would wait for the same.
                 return None
             if filling.life is None:
-                filling.life = self._life(bucket, index_id)
-            elif filling.life != self._life(bucket, index_id):
+                filling.life = self.life_of(bucket, index_id)
+            elif filling.life != self.life_of(bucket, index_id):
                 filling.begin_anew()
                 return None
-            if filling.applied is not None and not _holds(bucket, (filling.applied,)):
+            if filling.applied is not None and not holds(bucket, (filling.applied,)):
                 return None
         return Ask(
             indexer=origin.indexer,
@@ -184,7 +186,7 @@ class Fillings:
             at_least=(b"", b"") if filling.number else attached.to_bytes(),
         )
 
-    def _life(self, bucket: Bucket, index_id: int) -> Life:
+    def life_of(self, bucket: Bucket, index_id: int) -> Life:
         shard, life = bucket.shards[index_id], bucket.back_index.life(index_id)
         return self._storage.epoch, bucket.rolled_back, shard, life
 
@@ -212,12 +214,12 @@ class Fillings:
         if bucket is None or ask.after != filling.after or filling.applied is None:
             return 0
         with bucket.lock:
-            if bucket.stale or filling.life != self._life(bucket, filling.part.id):
+            if bucket.stale or filling.life != self.life_of(bucket, filling.part.id):
                 return 0
-            if not _holds(bucket, (filling.applied,)):
+            if not holds(bucket, (filling.applied,)):
                 return 0
             is_last = not given.more and filling.at == len(filling.origins) - 1
-            if is_last and not _holds(bucket, filling.applied_before):
+            if is_last and not holds(bucket, filling.applied_before):
                 filling.begin_anew()
                 return 0
             bucket.take_over(filling.part.id, given.documents, is_all=is_last)
@@ -256,7 +258,7 @@ class Fillings:
         filling.begin_anew()
 
 
-def _holds(bucket: Bucket, vectors: Iterable[Vector]) -> bool:
+def holds(bucket: Bucket, vectors: Iterable[Vector]) -> bool:
     """Tell whether all of these vectors is held, on the same branches."""
     if bucket.tracker.branched():
         return False
@@ -264,7 +266,7 @@ def _holds(bucket: Bucket, vectors: Iterable[Vector]) -> bool:
     return all(len(v) == len(held) and held.lacking(v.places()) is None for v in vectors)
 
 
-def _origins(part: Index) -> tuple[Origin, ...]:
+def origins_of(part: Index) -> tuple[Origin, ...]:
     """Return who has which slices of a part, each once."""
     slices: dict[tuple[int, int, int, int], list[int]] = {}
     for one in part.origins:

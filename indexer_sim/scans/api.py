@@ -48,7 +48,7 @@ from coordinator.runtime.asgi import bound, server
 from coordinator.runtime.http_guard import Guard, error_body, own_hosts
 from coordinator.runtime.request_bodies import BodyTooLongError, read_body
 from coordinator.runtime.threads import Threads
-from indexer_sim.bucket.transfers import Giving, TransferRefused, encode, read_ask
+from indexer_sim.bucket.transfers import Giving, TransferRefused, given_bytes, read_ask
 
 READERS = 2
 """Threads that read pages: more would only take the interpreter from the one that applies."""
@@ -376,7 +376,7 @@ class ScanServer:
             return _refusal(ScanRefused("slice_not_here", "nothing is given from here"))
         try:
             ask = read_ask(await read_body(request, BODY_BYTES_MAX))
-            page = await self._aside(lambda: encode(giving.answer(ask)))
+            page = await self._aside(lambda: given_bytes(giving.answer(ask)))
         except BodyTooLongError as error:
             refused = _refusal(ScanRefused("invalid_request", str(error)))
             refused.headers["connection"] = "close"

@@ -89,6 +89,7 @@ NOT_OF_THE_KEY: dict[str, Any] = {
     "by_topic": False,
     "replaces": 0,
     "part_of": 0,
+    "origins": (),
     "nodes": (),
 }
 """What of an index its keys do not depend on."""

@@ -676,7 +676,7 @@ class StreamPlanner:
         begun = source.positions.keys() - source.departed
         if index.state == MAINTENANCE:
             return begun & known.again
-        if index.origins and not self._is_left_to_projectors(index):
+        if not self._is_left_to_projectors(index):
             return set()
         if now_ms < known.sent_ms + LISTEN_MS:
             begun -= known.sent_under.keys()
@@ -687,7 +687,9 @@ class StreamPlanner:
         }
 
     def _is_left_to_projectors(self, index: Index) -> bool:
-        """Tell whether the hosts of a part have said that nobody else fills it."""
+        """Tell whether nobody else fills an index: of a part with origins its hosts must say so."""
+        if not index.origins:
+            return True
         build = (index.id, index.build)
         heard = [self._heard.get((index.bucket, host)) for host in index.hosts]
         return all(
@@ -782,6 +784,8 @@ class StreamPlanner:
         for (index_id, build), backfill in sorted(self._backfills.items()):
             index = self.indexes.get(index_id)
             if index is None or index.state != BACKFILL or index.build != build:
+                continue
+            if not self._is_left_to_projectors(index):
                 continue
             run = self.passes.get(index.bucket)
             here = 0

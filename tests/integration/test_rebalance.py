@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -81,6 +82,21 @@ def is_well(plane: LoggedPlane) -> None:
     plane.is_exact(*(plane.scanned(spec.name, number) for spec in SPECS))
 
 
+@contextmanager
+def slowly_filled(plane: LoggedPlane) -> Iterator[None]:
+    """Let indexers take over a few documents a second, until the block ends."""
+    with plane.cluster.client() as client:
+        client.put_config("rebalance", {"documents_per_s": 8})
+        try:
+            yield
+        finally:
+            client.put_config("rebalance", {"documents_per_s": 0})
+
+
+def said_by(plane: LoggedPlane, indexer: int) -> str:
+    return plane.cluster.indexers[indexer].log.read_text()
+
+
 def test_a_slice_moves_while_it_is_written_and_scanned(plane: LoggedPlane) -> None:
     chance = random.Random(7)
     source, target = free(plane, "by_city", 0)
@@ -93,6 +109,8 @@ def test_a_slice_moves_while_it_is_written_and_scanned(plane: LoggedPlane) -> No
         found = ended(plane, moving)
     assert [move["state"] for move in found["moves"]] == ["done", "done"], found
     assert plane.index("by_city")["topology"]["slices"][0]["master"] == target
+    for move, indexer in zip(found["moves"], (target, fourth), strict=True):
+        assert f"index {move['part']}: has " in said_by(plane, indexer), "no projector has sent it"
     plane.is_exact(*seen)
     is_well(plane)
 
@@ -202,20 +220,22 @@ def test_whoever_is_killed_while_a_copy_is_built_the_move_goes_on(
 ) -> None:
     chance = random.Random(9)
     source, target = free(plane, "by_city", 0)
-    delay = plane.delay_backfills(400)
     with plane.being_written(lambda: some_change(chance, DOCUMENTS)):
-        moving = rebalance(plane, ("by_city", 0, source, target))
-        wait_until(lambda: states(plane, moving) == ["pending"], "the copy is being built", MOVED_S)
-        FAULTS[fault](plane.cluster, source, target)
-        plane.end_fault(delay)
+        with slowly_filled(plane):
+            moving = rebalance(plane, ("by_city", 0, source, target))
+            wait_until(lambda: is_being_filled(plane, moving), "the copy is being built", MOVED_S)
+            FAULTS[fault](plane.cluster, source, target)
         [move] = ended(plane, moving)["moves"]
         assert (move["state"], move["reason"]) == ("done", None)
     wait_until(lambda: are_scanned(plane), "every slice answers", MOVED_S)
     is_well(plane)
 
 
-def states(plane: LoggedPlane, rebalance_id: str) -> list[str]:
-    return [move["state"] for move in shown(plane, rebalance_id)["moves"]]
+def is_being_filled(plane: LoggedPlane, rebalance_id: str) -> bool:
+    """Tell whether some of what moves is at its target, and not all."""
+    [move] = shown(plane, rebalance_id)["moves"]
+    progress = move["progress"]
+    return move["state"] == "pending" and bool(progress) and 0 < progress["percent"] < 100
 
 
 def are_scanned(plane: LoggedPlane) -> bool:
@@ -229,13 +249,12 @@ def are_scanned(plane: LoggedPlane) -> bool:
 
 def test_a_rebalance_that_is_cancelled_changes_nothing(plane: LoggedPlane) -> None:
     source, target = free(plane, "by_city", 0)
-    delay = plane.delay_backfills(2_000)
-    moving = rebalance(plane, ("by_city", 0, source, target))
-    wait_until(lambda: states(plane, moving) == ["pending"], "the copy is being built", MOVED_S)
-    indexctl(plane, "rebalance", "--cancel", moving)
-    found = ended(plane, moving)
+    with slowly_filled(plane):
+        moving = rebalance(plane, ("by_city", 0, source, target))
+        wait_until(lambda: is_being_filled(plane, moving), "the copy is being built", MOVED_S)
+        indexctl(plane, "rebalance", "--cancel", moving)
+        found = ended(plane, moving)
     assert (found["state"], found["moves"][0]["state"]) == ("cancelled", "cancelled")
-    plane.end_fault(delay)
     assert plane.index("by_city")["topology"]["slices"][0]["master"] == source
     is_well(plane)
 
@@ -244,13 +263,12 @@ def test_an_index_that_is_dropped_while_it_moves_is_gone_everywhere(plane: Logge
     extra = replace(BY_CITY, name="extra")
     plane.create(extra)
     source, target = free(plane, "extra", 0)
-    delay = plane.delay_backfills(400)
-    moving = rebalance(plane, ("extra", 0, source, target))
-    wait_until(lambda: states(plane, moving) == ["pending"], "the copy is being built", MOVED_S)
-    plane.drop("extra")
-    [move] = ended(plane, moving)["moves"]
+    with slowly_filled(plane):
+        moving = rebalance(plane, ("extra", 0, source, target))
+        wait_until(lambda: is_being_filled(plane, moving), "the copy is being built", MOVED_S)
+        plane.drop("extra")
+        [move] = ended(plane, moving)["moves"]
     assert (move["state"], move["reason"]) == ("failed", "the index was dropped")
-    plane.end_fault(delay)
     wanted = {i: on(plane, i) for i in plane.cluster.indexers}
 
     def released() -> bool:

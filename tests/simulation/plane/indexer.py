@@ -27,7 +27,8 @@ from indexer_sim.bucket.transfers import (
     Given,
     Giving,
     TransferRefused,
-    encode,
+    ask_bytes,
+    given_bytes,
     read_ask,
     read_given,
 )
@@ -285,7 +286,7 @@ class IndexerProcess:
             return
         answer: Given | TransferRefused
         try:
-            answer = read_given(encode(origin.process.giving.answer(read_ask(encode(ask)))))
+            answer = read_given(given_bytes(origin.process.giving.answer(read_ask(ask_bytes(ask)))))
         except TransferRefused as refusal:
             answer = refusal
         later_ms = self.world.whispers.choice(ANSWERED_MS)

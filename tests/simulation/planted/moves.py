@@ -25,7 +25,6 @@ from indexer_sim.bucket.back_index import BackIndex
 from indexer_sim.bucket.settlement import Settlement
 from indexer_sim.bucket.tracker import Tracker
 from indexer_sim.pipeline import fillings
-from indexer_sim.pipeline.fillings import Fillings
 
 Patch = pytest.MonkeyPatch
 
@@ -122,19 +121,15 @@ def an_origin_is_asked_before_it_is_that_far(patch: Patch) -> None:
 
 
 def what_is_given_counts_before_it_is_held_here(patch: Patch) -> None:
-    patch.setattr(fillings, "_holds", lambda bucket, vectors: True)
-
-
-def filling_goes_on_where_storage_began_anew(patch: Patch) -> None:
-    patch.setattr(Fillings, "_life", lambda self, bucket, index_id: (0, 0, 0, 0))
+    patch.setattr(fillings, "holds", lambda bucket, vectors: True)
 
 
 def what_was_deleted_comes_back(patch: Patch) -> None:
-    patch.setattr(Settlement, "_tombstones_of", lambda self, index_id, documents: {})
+    patch.setattr(Settlement, "tombstones_of", lambda self, index_id, documents: {})
 
 
 def who_is_not_whole_gives_too(patch: Patch) -> None:
-    patch.setattr(transfers, "_check", lambda bucket, ask: None)
+    patch.setattr(transfers, "check", lambda bucket, ask: None)
 
 
 def a_transfer_ends_with_its_first_page(patch: Patch) -> None:
@@ -148,5 +143,5 @@ def a_transfer_ends_with_its_first_page(patch: Patch) -> None:
 
 
 def one_origin_is_taken_for_all(patch: Patch) -> None:
-    known = fillings._origins
-    patch.setattr(fillings, "_origins", lambda part: known(part)[:1])
+    known = fillings.origins_of
+    patch.setattr(fillings, "origins_of", lambda part: known(part)[:1])

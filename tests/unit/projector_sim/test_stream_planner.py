@@ -437,6 +437,7 @@ def test_a_part_that_its_host_fills_is_not_backfilled() -> None:
     given.hw(1, done=0, transfers=True)
     given.now += 10 * LISTEN_MS
     assert given.plan(Open) == []
+    assert given.planner.progress() == (), "nobody's progress"
     given.hw(1, done=0b0011, transfers=False)
     assert given.opened().vbuckets == (2, 3), "it has given it up: what it lacks"
 
