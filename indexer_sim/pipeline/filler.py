@@ -33,7 +33,7 @@ PATH = "/v1/slices/transfer"
 JSON = {"content-type": "application/json"}
 
 IDLE_S, WAIT_S = 1.0, 0.05
-AT_ONCE_S = 0.25
+AT_ONCE_S = 0.06
 """What may be taken over in this time may come at once."""
 
 ANSWER_S = 5.0

@@ -110,7 +110,7 @@ def test_a_moment_before_a_seqno_of_which_only_a_part_is_here_is_not_told_after_
 CLAIMS = {"hw-holds-what-it-claims", "snapshots-are-exact"}
 
 MUTANTS: list[tuple[Plant, tuple[str, ...], int, set[str]]] = [
-    (s.high_watermark_passes_over_a_gap, ("generation_without_an_indexer",), 10, CLAIMS),
+    (s.high_watermark_passes_over_a_gap, ("generation_without_an_indexer",), 34, CLAIMS),
     (s.absence_leaves_no_tombstone, (), 0, CLAIMS),
     (s.of_several_keys_one_is_held, (), 0, CLAIMS),
     (s.what_indexers_ignore_goes_on, (*TAKEN_OVER, "master_crashes"), 772312, {"converges"}),
