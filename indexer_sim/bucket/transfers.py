@@ -25,7 +25,7 @@ from indexer_sim.bucket.entries import BACK, cut_down, entry_of
 from indexer_sim.bucket.leases import Leases
 from indexer_sim.bucket.storage import Storage
 
-DOCUMENTS_MAX, LOOKED_AT_MAX = 256, 1_024
+DOCUMENTS_MAX, LOOKED_AT_MAX = 1_024, 4_096
 """So many documents has a page, and for one so many are looked at: scans wait for either."""
 
 PAGE_BYTES_MAX = 1024 * 1024
