@@ -77,6 +77,11 @@ class Leases(Generic[Snapshot]):
             self._expire(self._clock())
             return {number: lease.snapshot for number, lease in self._leases.items()}
 
+    def give_back(self, number: int) -> None:
+        """Nobody reads this snapshot any more."""
+        with self._lock:
+            self._leases.pop(number, None)
+
     def expire(self) -> None:
         """Give back what has not been read for too long."""
         with self._lock:

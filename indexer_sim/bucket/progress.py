@@ -94,6 +94,12 @@ class VbucketProgress:
         """No mutation with a higher seqno was applied; above the high watermark some may lack."""
         return max(self.seqno, self.floor, self.partial, self.reached)
 
+    def reach(self, seqno: Seqno) -> None:
+        """The owner's stream begins here. What came from further on stays in the entries."""
+        if self.reached > self.seqno:
+            self.floor = max(self.floor, self.reached)
+        self.reached = seqno
+
     def go_back(self, vbuuid: Vbuuid, seqno: Seqno) -> None:
         """Exactly what lies up to here is held, whatever was before."""
         self.vbuuid, self.seqno, self.partial = vbuuid, seqno, Seqno(0)

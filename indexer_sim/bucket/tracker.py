@@ -495,7 +495,8 @@ class Tracker:
         # since is here, and it lists what it carries.
         progress.number, progress.owner = record.number, connection
         self._taken = None
-        progress.begun = progress.reached = Seqno(max(0, seqno - 1))
+        progress.begun = Seqno(max(0, seqno - 1))
+        progress.reach(progress.begun)
         progress.change(OWNER_HEARD)
         self.dirty.progress.add(vbucket)
         self._carry_held(vbucket, {index_id for index_id, tracked in known if tracked is not None})
@@ -566,7 +567,7 @@ class Tracker:
         self._taken = None
         goes_on = has_what_was_applied(progress, vbuuid, log)
         if goes_on or not self._is_held(vbucket):
-            progress.reached = seqno
+            progress.reach(seqno)
         if not self._is_held(vbucket):
             # Nothing is held, so nothing is missing, wherever it begins.
             progress.change(BEGUN_WITHIN)
@@ -767,7 +768,7 @@ class Tracker:
                     continue
                 mark.source = NO_CONNECTION
                 if item.seqno >= mark.attached:
-                    mark.done = max(item.seqno, progress.reached, progress.seqno)
+                    mark.done = max(item.seqno, progress.applied)
                     self._complete(index_id)
                 self._marked(index_id, item.vbucket)
 
@@ -782,13 +783,10 @@ class Tracker:
             vbuuids[vbucket], seqnos[vbucket] = self.progress[vbucket].vbuuid, mark.attached
         return Vector(vbuuids, seqnos)
 
-    def is_to_be_filled(self, index_id: int) -> bool:
-        """Tell whether a vbucket lacks what was before an index was attached in it."""
+    def is_unfilled(self, index_id: int) -> bool:
+        """Tell whether what was before an index was attached has come in no vbucket yet."""
         tracked = self.indexes.get(index_id)
-        if tracked is None:
-            return False
-        marks = tracked.marks.values()
-        return len(marks) != self.vbuckets or any(mark.done == NEVER for mark in marks)
+        return tracked is None or all(mark.done == NEVER for mark in tracked.marks.values())
 
     def has_filled(self, index_id: int) -> None:
         """All has come of an index from what holds all mutations up to where it was attached, and
@@ -800,7 +798,7 @@ class Tracker:
             if mark.done == NEVER:
                 progress = self.progress[vbucket]
                 mark.source = NO_CONNECTION
-                mark.done = max(progress.reached, progress.seqno)
+                mark.done = progress.applied
                 self._marked(index_id, vbucket)
         self._complete(index_id)
 

@@ -156,9 +156,12 @@ class Giving:
         if begun is None or not self._begun.renew(begun, self._begun.revision):
             raise TransferRefused("transfer_gone", f"there is no transfer {ask.number} here")
         try:
-            return begun.page(ask.after, ask.limit)
+            page = begun.page(ask.after, ask.limit)
         except MomentLostError as error:
             raise TransferRefused("transfer_gone", "the storage was opened again") from error
+        if not page.more:
+            self._begun.give_back(ask.number)
+        return page
 
     def expire(self) -> None:
         """Give back what nobody has asked for any more."""
@@ -168,6 +171,9 @@ class Giving:
         bucket = self._storage.bucket_of(ask.index)
         if bucket is None:
             raise TransferRefused("index_not_found", f"index {ask.index} is not here")
+        if len(self._begun.held()) >= TRANSFERS_MAX:
+            text = f"{TRANSFERS_MAX} transfers are under way here"
+            raise TransferRefused("overloaded", text, is_passing=True)
         with bucket.lock:
             check(bucket, ask)
             transfer = Transfer(

@@ -36,7 +36,7 @@ IDLE_S, WAIT_S = 1.0, 0.05
 AT_ONCE_S = 0.06
 """What may be taken over in this time may come at once."""
 
-ANSWER_S = 5.0
+ANSWER_S = 3.0
 PASSING = frozenset({503, 504})
 """Refusals with these statuses may pass."""
 
@@ -118,7 +118,7 @@ class Filler:
             given = self._answer(client, ask)
             taken = self.fillings.take(filling, ask, given, time.monotonic())
         except TransferRefused as refusal:
-            self.fillings.refused(filling, refusal)
+            self.fillings.refused(filling, refusal, time.monotonic())
         except StorageError as error:
             self._status_log.problem(FILLING, error.message)
             self.fillings.failed(filling)

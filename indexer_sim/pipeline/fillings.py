@@ -12,24 +12,31 @@ at one moment (`bucket.transfers`). Invariants:
   rollback that takes something of it back takes back what this indexer itself holds, too.
 - Where the storage of the part begins from nothing, or the bucket goes back, what was filled does
   not count, and filling begins anew.
-- Whoever does not get on gives it up, for this build: then a projector backfills the part. An entry
-  keeps its seqno, so both may even run at once.
+- Whoever does not get on gives it up, for this build: then a projector backfills the part. What was
+  filled by then does no harm, as each entry has its seqno. But once a backfill has ended in a
+  vbucket, nothing is filled any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from coordinator.core.model.entities import BACKFILL, Index
-from coordinator.core.model.vectors import Vector
+from coordinator.core.model.vectors import Numbers, Vector
 from indexer_sim.bucket.bucket import Bucket
-from indexer_sim.bucket.entries import State
+from indexer_sim.bucket.entries import places_in
 from indexer_sim.bucket.storage import Storage
 from indexer_sim.bucket.transfers import DOCUMENTS_MAX, Ask, Given, TransferRefused
 
 PATIENCE_S = 20.0
 """A part that does not get on for so long is left to a projector."""
+
+TRIES = 3
+"""But not before it was tried so often: others may have taken the time."""
 
 ATTEMPTS_MAX = 8
 """So often filling begins anew."""
@@ -40,8 +47,6 @@ AGAIN_S = 0.1
 ENTRIES_MAX = 4
 """A part that has more entries than so many for each mutation of its bucket is backfilled: taking
 an entry over costs less than evaluating a document, but not nothing."""
-
-WHOLE = State(complete=True)
 
 Life = tuple[int, int, int, int]
 """What changes when the storage of an index begins from nothing."""
@@ -63,7 +68,8 @@ class Filling:
     """A part that is filled: from its origins, one after the other.
 
     `number`, `after` and `applied` are of the transfer that goes on; `applied_before` of those that
-    are over.
+    are over. `branches` are those of the vbuckets here while it goes on. So many `tries` there were
+    since it got on last.
     """
 
     part: Index
@@ -77,11 +83,16 @@ class Filling:
     applied: Vector | None = None
     applied_before: list[Vector] = field(default_factory=list)
     life: Life | None = None
+    branches: Numbers | None = None
     taken: int = 0
+    tries: int = 0
 
     @property
     def origin(self) -> Origin:
         return self.origins[self.at]
+
+    def gets_on(self, now_s: float) -> None:
+        self.got_on_s, self.due_s, self.tries = now_s, now_s, 0
 
     def begin_anew(self) -> None:
         """What was filled does not count."""
@@ -113,22 +124,42 @@ class Fillings:
 
     def are_filled(self) -> frozenset[int]:
         """Return the indexes that are filled here, or will be: no projector needs to send them."""
-        return frozenset(
-            i for i, part in self._parts.items() if self._given_up.get(i, -1) < part.build
-        )
+        return frozenset(i for i, part in self._parts.items() if self._may_be_filled(part))
+
+    def _may_be_filled(self, part: Index) -> bool:
+        """Tell whether a part is not given up, and nothing has filled any of it.
+
+        Once a backfill has ended in a vbucket, what is deleted there leaves no tombstone. What an
+        origin gave then might bring it back.
+        """
+        if self._given_up.get(part.id, -1) >= part.build:
+            return False
+        bucket = self._storage.bucket_of(part.id)
+        if bucket is None:
+            return True
+        with bucket.lock:
+            return bucket.tracker.is_unfilled(part.id)
 
     def are_idle(self) -> bool:
         """Tell whether nothing is to be filled. For any thread."""
         return not any(map(self._is_wanted, self._parts.values()))
 
     def _is_wanted(self, part: Index) -> bool:
-        if part.state != BACKFILL or self._given_up.get(part.id, -1) >= part.build:
+        if part.state != BACKFILL or self._storage.bucket_of(part.id) is None:
             return False
-        bucket = self._storage.bucket_of(part.id)
-        if bucket is None or bucket.published.states.get(part.id, WHOLE).complete:
-            return False
+        return self._may_be_filled(part)
+
+    @contextmanager
+    def _held(self, filling: Filling) -> Iterator[Bucket | None]:
+        """Hold the bucket of a part; None: the part is gone, or the bucket is to be loaded."""
+        bucket = self._storage.bucket_of(filling.part.id)
+        if bucket is None:
+            yield None
+            return
         with bucket.lock:
-            return bucket.tracker.is_to_be_filled(part.id)
+            # Whoever has released the part meanwhile, or the whole bucket, held the same lock.
+            is_here = self._storage.bucket_of(filling.part.id) is bucket
+            yield bucket if is_here and not bucket.stale else None
 
     def asks(self, now_s: float, limit: int = DOCUMENTS_MAX) -> list[tuple[Filling, Ask]]:
         """Return what is to be asked now, for so many documents at most, and for which part."""
@@ -149,29 +180,27 @@ class Fillings:
     def _ask(self, filling: Filling, now_s: float, limit: int) -> Ask | None:
         """Return the next question of a part; None while something has to come here first."""
         filling.due_s = now_s + AGAIN_S
-        if now_s - filling.got_on_s > PATIENCE_S:
+        if now_s - filling.got_on_s > PATIENCE_S and filling.tries >= TRIES:
             self._give_up(filling, f"nothing has come for {PATIENCE_S:.0f} s")
             return None
         if filling.attempts > ATTEMPTS_MAX:
             self._give_up(filling, f"filling was begun {filling.attempts} times")
             return None
-        index_id, origin = filling.part.id, filling.origin
-        bucket = self._storage.bucket_of(index_id)
-        if bucket is None:
-            return None
-        with bucket.lock:
-            tracked = bucket.tracker.indexes.get(index_id)
-            attached = None
-            if tracked is not None and tracked.state.build == filling.part.build:
-                attached = bucket.tracker.attached(index_id)
-            if bucket.stale or attached is None:
-                filling.got_on_s = now_s  # A backfill would wait for the same.
+        filling.tries += 1
+        origin = filling.origin
+        with self._held(filling) as bucket:
+            attached = None if bucket is None else self._attached(bucket, filling.part)
+            if bucket is None or attached is None:
                 return None
+            life = self.life_of(bucket, filling.part.id)
             if filling.life is None:
-                filling.life = self.life_of(bucket, index_id)
-            elif filling.life != self.life_of(bucket, index_id):
-                filling.begin_anew()
+                filling.life = life
+            branches = bucket.tracker.vector().vbuuids
+            has_branched = filling.branches is not None and (branches != filling.branches).any()
+            if filling.life != life or (filling.number and has_branched):
+                filling.begin_anew()  # What is of another branch is never held here.
                 return None
+            filling.branches = branches
             if filling.applied is not None and not holds(bucket, (filling.applied,)):
                 return None
         return Ask(
@@ -185,6 +214,13 @@ class Fillings:
             limit=limit,
             at_least=(b"", b"") if filling.number else attached.to_bytes(),
         )
+
+    def _attached(self, bucket: Bucket, part: Index) -> Vector | None:
+        """Return from where on the streams carry a part; None: they do not everywhere."""
+        tracked = bucket.tracker.indexes.get(part.id)
+        if tracked is None or tracked.state.build != part.build:
+            return None
+        return bucket.tracker.attached(part.id)
 
     def life_of(self, bucket: Bucket, index_id: int) -> Life:
         shard, life = bucket.shards[index_id], bucket.back_index.life(index_id)
@@ -203,27 +239,25 @@ class Fillings:
         if self._running.get(filling.part.id) is not filling or ask.number != filling.number:
             return 0
         if not filling.number:
-            applied = Vector.from_bytes(*given.applied)
-            if given.entries > ENTRIES_MAX * int(applied.seqnos.sum()):
-                self._give_up(filling, f"{given.entries} entries are more than a backfill needs")
-            else:
-                filling.number, filling.applied = given.number, applied
-                self._gets_on(filling, now_s)
+            self._begin(filling, ask, given, now_s)
             return 0
-        bucket = self._storage.bucket_of(filling.part.id)
-        if bucket is None or ask.after != filling.after or filling.applied is None:
+        if ask.after != filling.after or filling.applied is None:
             return 0
-        with bucket.lock:
-            if bucket.stale or filling.life != self.life_of(bucket, filling.part.id):
+        check_page(ask, given)
+        is_last = not given.more and filling.at == len(filling.origins) - 1
+        with self._held(filling) as bucket:
+            if bucket is None or filling.life != self.life_of(bucket, filling.part.id):
                 return 0
             if not holds(bucket, (filling.applied,)):
                 return 0
-            is_last = not given.more and filling.at == len(filling.origins) - 1
+            if not bucket.tracker.is_unfilled(filling.part.id):
+                self._give_up(filling, "a projector has sent some of it")
+                return 0
             if is_last and not holds(bucket, filling.applied_before):
                 filling.begin_anew()
                 return 0
             bucket.take_over(filling.part.id, given.documents, is_all=is_last)
-        self._gets_on(filling, now_s)
+        filling.gets_on(now_s)
         filling.after = given.after
         filling.taken += len(given.documents)
         if is_last:
@@ -237,18 +271,34 @@ class Fillings:
             filling.begin_transfer()
         return len(given.documents)
 
+    def _begin(self, filling: Filling, ask: Ask, given: Given, now_s: float) -> None:
+        """Note which transfer goes on, if it has what is lacking here. ValueError: it is none."""
+        applied = Vector.from_bytes(*given.applied)
+        if not given.number:
+            raise ValueError("a transfer without a number")
+        if given.entries > ENTRIES_MAX * sum(applied.seqnos.tolist()):
+            self._give_up(filling, f"{given.entries} entries are more than a backfill needs")
+            return
+        with self._held(filling) as bucket:
+            attached = None if bucket is None else self._attached(bucket, filling.part)
+            if attached is None or attached.to_bytes() != ask.at_least:
+                return
+            if len(applied) != len(attached):
+                raise ValueError(f"{len(applied)} vbuckets")
+        filling.number, filling.applied = given.number, applied
+        filling.gets_on(now_s)
+
     def has_filled(self, filling: Filling) -> bool:
         """Tell whether a part is full now, or given up: nothing more is asked for it."""
         return self._running.get(filling.part.id) is not filling
 
-    def _gets_on(self, filling: Filling, now_s: float) -> None:
-        filling.got_on_s, filling.due_s = now_s, now_s
-
-    def refused(self, filling: Filling, refusal: TransferRefused) -> None:
+    def refused(self, filling: Filling, refusal: TransferRefused, now_s: float) -> None:
         """Note that a question was refused: it is asked again, filling begins anew, or it is given
         up."""
         if refusal.code == "transfer_gone":
             filling.begin_anew()
+        elif refusal.code == "overloaded":
+            filling.got_on_s = now_s  # Others are served, and will be over.
         elif not refusal.is_passing:
             who = f"indexer {filling.origin.indexer}"
             self._give_up(filling, f"{who} says {refusal.code}: {refusal.message}")
@@ -264,6 +314,25 @@ def holds(bucket: Bucket, vectors: Iterable[Vector]) -> bool:
         return False
     held = bucket.tracker.vector()
     return all(len(v) == len(held) and held.lacking(v.places()) is None for v in vectors)
+
+
+def check_page(ask: Ask, given: Given) -> None:
+    """ValueError: this is no page that follows, or has something that was not asked for."""
+    names = [document for document, _ in given.documents]
+    if ask.after is not None:
+        names.insert(0, ask.after)
+    if any(one >= other for one, other in pairwise(names)):
+        raise ValueError("documents that are not in order")
+    if given.more and (given.after is None or given.after <= (ask.after or b"")):
+        raise ValueError("a page that does not get on")
+    slices = frozenset(ask.slices)
+    for _, entry in given.documents:
+        try:
+            places = places_in(entry)
+        except struct.error as error:
+            raise ValueError(f"no entry: {error}") from error
+        if not places or any(piece not in slices for piece, _ in places):
+            raise ValueError("an entry of slices that were not asked for")
 
 
 def origins_of(part: Index) -> tuple[Origin, ...]:

@@ -145,6 +145,7 @@ class ProgressReporter:
 
     def _tell_of(self, bucket: Bucket, ask: bool) -> None:
         """Send a bucket's high watermarks, and what it lacks."""
+        are_filled = self._are_filled()  # First: what is full by then, the builds tell.
         published = bucket.published
         gaps, branched = published.gaps, published.branched
         vbuuids, seqnos = published.vector.to_bytes()
@@ -159,7 +160,7 @@ class ProgressReporter:
             last_stability=bucket.last_stability,
             mutation_queue=min(self._queue.waiting, INT_MAX),
             free=self._queue.free,
-            builds=_told(published.builds, self._are_filled()),
+            builds=_told(published.builds, are_filled),
             at_ms=wall_ms(),
             read=published.read,
             taken=published.taken,

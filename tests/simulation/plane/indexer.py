@@ -295,7 +295,7 @@ class IndexerProcess:
 
     def _answered(self, filling: Filling, ask: Ask, answer: Given | TransferRefused) -> None:
         if isinstance(answer, TransferRefused):
-            self.fillings.refused(filling, answer)
+            self.fillings.refused(filling, answer, self.world.clock.now / 1_000)
             return
         try:
             self.fillings.take(filling, ask, answer, self.world.clock.now / 1_000)
