@@ -388,7 +388,7 @@ class Indexer:
 
     def _meet(self, message: Message) -> None:
         """Note where another indexer answers, if something is filled from others."""
-        if self.data.filler.fillings.are_idle():
+        if self.data.filler.fillings.are_idle:
             return
         with suppress(Exception):  # As above.
             record = codec.decode(message.value() or b"")

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from coordinator.core.catalog.ddl import SLICES_MAX
 from coordinator.core.model.vectors import Vector
 from indexer_sim.bucket.allocation import NONE
 from indexer_sim.bucket.back_index import BEGIN, END
@@ -28,8 +29,11 @@ from indexer_sim.bucket.storage import Storage
 DOCUMENTS_MAX, LOOKED_AT_MAX = 1_024, 4_096
 """So many documents has a page, and for one so many are looked at: scans wait for either."""
 
+AT_ONCE = 64
+"""So many records are read at once."""
+
 PAGE_BYTES_MAX = 1024 * 1024
-"""A page ends with the document with which it is so large."""
+"""A page ends with the record with which so much was read for it."""
 
 LEASE_S, TRANSFERS_MAX = 60.0, 16
 """So long after its last page a transfer is kept, and so many are."""
@@ -66,7 +70,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
-    """A page: documents with their entries, ascending; `more` follow after `after`.
+    """A page: documents with their entries, ascending; `more` follow after `after`. So many were
+    `looked_at` for it.
 
     The first page has no documents: it says how many `entries` the slices have, and beyond which
     vector, vbuuids and seqnos, nothing was `applied`.
@@ -76,6 +81,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     documents: tuple[tuple[bytes, bytes], ...] = ()
     more: bool = True
     after: bytes | None = None
+    looked_at: int = 0
     entries: int = 0
     applied: tuple[bytes, bytes] = (b"", b"")
 
@@ -97,13 +103,16 @@ def read_ask(raw: bytes) -> Ask:
     """Return the question that these bytes are. Raises TransferRefused."""
     try:
         return _ask.decode(raw)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise TransferRefused("invalid_request", f"no question for a page: {error}") from error
 
 
 def read_given(raw: bytes) -> Given:
     """Return the page that these bytes are. ValueError: they are none."""
-    return _given.decode(raw)
+    try:
+        return _given.decode(raw)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"no page: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +129,30 @@ class Transfer:
     def page(self, after: bytes | None, limit: int) -> Given:
         """Return the page after a document, None for the first. Raises `MomentLostError`."""
         limit = min(max(limit, 1), DOCUMENTS_MAX)
-        begin = BEGIN if after is None else BACK + after + b"\0"
-        records = self.moment.some(begin, END, LOOKED_AT_MAX)
         found: list[tuple[bytes, bytes]] = []
-        last, size, is_cut = after, 0, False
-        for key, raw in records:
-            last = key[len(BACK) :]
-            entry = entry_of(raw, self.life)
-            kept = None if entry is None else cut_down(entry, self.slices)
-            if kept is not None:
-                found.append((last, kept))
-                size += len(last) + len(kept)
+        last, size, looked_at, more = after, 0, 0, True
+        while more and len(found) < limit and looked_at < LOOKED_AT_MAX and size < PAGE_BYTES_MAX:
+            begin = BEGIN if last is None else BACK + last + b"\0"
+            records = self.moment.some(begin, END, AT_ONCE)
+            more = len(records) == AT_ONCE
+            for at, (key, raw) in enumerate(records, 1):
+                last = key[len(BACK) :]
+                size += len(key) + len(raw)
+                looked_at += 1
+                entry = entry_of(raw, self.life)
+                kept = None if entry is None else cut_down(entry, self.slices)
+                if kept is not None:
+                    found.append((last, kept))
                 if len(found) == limit or size >= PAGE_BYTES_MAX:
-                    is_cut = True
+                    more = more or at < len(records)
                     break
-        more = is_cut or len(records) == LOOKED_AT_MAX
-        return Given(number=self.number, documents=tuple(found), more=more, after=last)
+        return Given(
+            number=self.number,
+            documents=tuple(found),
+            more=more,
+            after=last,
+            looked_at=looked_at,
+        )
 
 
 class Giving:
@@ -188,7 +205,8 @@ class Giving:
         if transfer.moment is None:
             raise TransferRefused("recovering", "the storage is being opened", is_passing=True)
         self._begun.renew(transfer, self._begun.revision)
-        entries = sum(sizes[p].entries for p in sizes if p[0] == ask.index and p[1] in ask.slices)
+        wanted = transfer.slices
+        entries = sum(s.entries for (i, n), s in sizes.items() if i == ask.index and n in wanted)
         return Given(number=transfer.number, entries=entries, applied=applied.to_bytes())
 
 
@@ -196,8 +214,11 @@ def check(bucket: Bucket, ask: Ask) -> None:
     """Refuse what is not here, not complete, or not that far yet. Raises TransferRefused."""
     if bucket.shards.get(ask.index) != ask.shard:
         raise TransferRefused("slice_not_here", f"index {ask.index} has another storage here")
-    if set(ask.slices) - bucket.slices.get(ask.index, NONE):
-        raise TransferRefused("slice_not_here", f"not all of {ask.slices} are here")
+    if len(ask.slices) > SLICES_MAX:
+        raise TransferRefused("invalid_request", f"at most {SLICES_MAX} slices")
+    slices = frozenset(ask.slices)
+    if slices - bucket.slices.get(ask.index, NONE):
+        raise TransferRefused("slice_not_here", "not all of the slices are here")
     state = bucket.published.states.get(ask.index)
     if state is None or state.build != ask.build:
         raise TransferRefused("slice_not_here", f"index {ask.index} is of another build here")

@@ -48,6 +48,9 @@ ENTRIES_MAX = 4
 """A part that has more entries than so many for each mutation of its bucket is backfilled: taking
 an entry over costs less than evaluating a document, but not nothing."""
 
+SAID_MAX = 300
+"""So many characters of a refusal are told."""
+
 Life = tuple[int, int, int, int]
 """What changes when the storage of an index begins from nothing."""
 
@@ -114,7 +117,8 @@ class Fillings:
         self._running: dict[int, Filling] = {}
         self._given_up: dict[int, int] = {}
         """By part, the build of which nothing more is asked."""
-
+        self.are_idle = True
+        """Nothing is to be filled, as far as was looked last."""
         self.said: list[str] = []
         """What became of parts, for the operator, who may take it from here."""
 
@@ -140,10 +144,6 @@ class Fillings:
         with bucket.lock:
             return bucket.tracker.is_unfilled(part.id)
 
-    def are_idle(self) -> bool:
-        """Tell whether nothing is to be filled. For any thread."""
-        return not any(map(self._is_wanted, self._parts.values()))
-
     def _is_wanted(self, part: Index) -> bool:
         if part.state != BACKFILL or self._storage.bucket_of(part.id) is None:
             return False
@@ -166,6 +166,7 @@ class Fillings:
         wanted = {part.id: part for part in self._parts.values() if self._is_wanted(part)}
         for index_id in self._running.keys() - wanted.keys():
             del self._running[index_id]
+        self.are_idle = not wanted
         found: list[tuple[Filling, Ask]] = []
         for index_id, part in sorted(wanted.items()):
             filling = self._running.get(index_id)
@@ -301,7 +302,8 @@ class Fillings:
             filling.got_on_s = now_s  # Others are served, and will be over.
         elif not refusal.is_passing:
             who = f"indexer {filling.origin.indexer}"
-            self._give_up(filling, f"{who} says {refusal.code}: {refusal.message}")
+            said = f"{refusal.code}: {refusal.message}"[:SAID_MAX]
+            self._give_up(filling, f"{who} says {said}")
 
     def failed(self, filling: Filling) -> None:
         """Note that a page cannot be written: what is here may be less than was written."""

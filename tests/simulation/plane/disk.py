@@ -20,7 +20,7 @@ from tests.simulation.kernel.disk import Disk
 
 UNSYNCED_MAX = 20
 SWEPT_AT_ONCE = 3
-DOCUMENTS_MAX, LOOKED_AT_MAX = 2, 3
+DOCUMENTS_MAX, LOOKED_AT_MAX, AT_ONCE = 2, 3, 2
 PATIENCE_S = 3.0
 NOTHING: Mapping[bytes, bytes] = {}
 
@@ -74,6 +74,7 @@ def installed() -> Iterator[None]:
             (transfers, "secrets", Shards()),
             (transfers, "DOCUMENTS_MAX", DOCUMENTS_MAX),
             (transfers, "LOOKED_AT_MAX", LOOKED_AT_MAX),
+            (transfers, "AT_ONCE", AT_ONCE),
             (fillings, "PATIENCE_S", PATIENCE_S),
         ):
             patches.enter_context(patch.object(module, name, instead))

@@ -13,28 +13,20 @@ import msgspec
 import pytest
 
 from coordinator.core.keys.key_versions import (
-    ABSENT,
     END,
-    MANY,
-    NO_SLICE,
-    UPSERT,
     Item,
     begin,
     history,
-    pack_many,
     unpack,
 )
-from coordinator.core.model.entities import BACKFILL, Index, Origin, Slice
 from coordinator.core.model.stream_records import BACKFILL as BACKFILL_KIND
 from coordinator.core.model.stream_records import MAINTENANCE, FailoverBranch
 from coordinator.core.model.types import Seqno, Vbuuid
 from indexer_sim.bucket import transfers
 from indexer_sim.bucket.bucket import Bucket
-from indexer_sim.bucket.entries import pack_back, slice_range
-from indexer_sim.bucket.storage import Storage
+from indexer_sim.bucket.entries import pack_back
 from indexer_sim.bucket.transfers import (
     Ask,
-    Giving,
     TransferRefused,
     ask_bytes,
     given_bytes,
@@ -44,81 +36,24 @@ from indexer_sim.bucket.transfers import (
 from indexer_sim.pipeline import fillings as module
 from indexer_sim.pipeline.fillings import Filling, Fillings
 from tests.support.fed_storage import BRANCH, FedStorage, make_rollback
-from tests.support.indexes import make_index
 from tests.support.sizes import counted, scanned
-
-INDEX, PART = 1, 9
-VBUCKETS = 2
-ALL, SECOND = (0, 1), (2,)
-SOURCE, OTHER = 1, 2
-NEWER = 2**63 + 2
-
-
-class Holder(FedStorage):
-    """An indexer that holds slices of the index, built."""
-
-    def __init__(self, folder: Path, number: int, pieces: tuple[int, ...]) -> None:
-        storage = Storage(folder, f"indexer {number}")
-        storage.know("b", VBUCKETS)
-        storage.allocate("b", INDEX, frozenset(pieces), b"")
-        super().__init__(storage, (INDEX,), VBUCKETS)
-        self.number, self.pieces = number, pieces
-        self.giving = Giving(storage, number)
-
-    def origins(self, pieces: tuple[int, ...] = ()) -> tuple[Origin, ...]:
-        shard = self.storage.shards[INDEX]
-        return tuple(Origin(n, self.number, INDEX, shard, 1) for n in pieces or self.pieces)
-
-
-class Target(FedStorage):
-    """An indexer that is to hold a part: the streams carry it from these seqnos on."""
-
-    def __init__(self, folder: Path, pieces: tuple[int, ...], attached: tuple[int, ...]) -> None:
-        storage = Storage(folder, "indexer 7")
-        storage.know("b", VBUCKETS)
-        storage.allocate("b", PART, frozenset(pieces), b"")
-        self.storage, self.indexes = storage, (PART,)
-        self.offset = self._timestamps = 0
-        begins = [begin(v, seqno, BRANCH, [0]) for v, seqno in enumerate(attached)]
-        self.apply(MAINTENANCE, 1, *begins)
-        self.fillings = Fillings(storage)
-
-    def knows(self, *origins: Origin, **more: Any) -> Index:
-        pieces = max(self.storage.held[PART]) + 1
-        slices = tuple(Slice(n, 7) for n in range(pieces))
-        known = {"bucket": "b", "state": BACKFILL, "build": 1, "part_of": INDEX, "slices": slices}
-        part = make_index(PART, **(known | {"origins": origins} | more))
-        self.fillings.know({PART: part})
-        return part
-
-    @property
-    def is_complete(self) -> bool:
-        return self.bucket.published.states[PART].complete
-
-    def entries(self) -> dict[int, list[bytes]]:
-        return entries_of(self, PART)
-
-
-def entries_of(fed: FedStorage, index_id: int) -> dict[int, list[bytes]]:
-    """Return the entries of an index, by slice, as the database has them."""
-    found: dict[int, list[bytes]] = {}
-    for piece in sorted(fed.storage.held[index_id]):
-        place = slice_range(index_id, piece)
-        records = fed.bucket.database.some(*place, 10_000)
-        found[piece] = [key[len(place[0]) :] for key, _ in records]
-    return found
-
-
-def put(vbucket: int, seqno: int, document: bytes, piece: int, key: bytes) -> Item:
-    return Item(UPSERT, vbucket, seqno, 0, piece, document, key)
-
-
-def put_many(vbucket: int, seqno: int, document: bytes, *places: tuple[int, bytes]) -> Item:
-    return Item(UPSERT, vbucket, seqno, 0, MANY, document, pack_many(places))
-
-
-def gone(vbucket: int, seqno: int, document: bytes) -> Item:
-    return Item(ABSENT, vbucket, seqno, 0, NO_SLICE, document)
+from tests.support.transfers import (
+    ALL,
+    INDEX,
+    NEWER,
+    OTHER,
+    PART,
+    SECOND,
+    SOURCE,
+    VBUCKETS,
+    Holder,
+    Target,
+    entries_of,
+    gone,
+    put,
+    put_many,
+    written,
+)
 
 
 def exchange(target: Target, *holders: Holder, now_s: float = 0.0, steps: int = 1_000) -> int:
@@ -148,6 +83,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages are small."""
     monkeypatch.setattr(transfers, "DOCUMENTS_MAX", 2)
     monkeypatch.setattr(transfers, "LOOKED_AT_MAX", 3)
+    monkeypatch.setattr(transfers, "AT_ONCE", 2)
 
 
 @pytest.fixture
@@ -178,11 +114,6 @@ def at(tmp_path: Path) -> Iterator[Any]:
         one.storage.close()
 
 
-def written(source: FedStorage, count: int, vbucket: int = 0) -> None:
-    for n in range(1, count + 1):
-        source.apply(MAINTENANCE, 1, put(vbucket, n, b"d%03d" % n, n % 2, b"k%d" % n))
-
-
 # -- what is given, and taken ----------------------------------------------------------------------
 
 
@@ -195,7 +126,7 @@ def test_a_part_is_what_its_origin_holds(source: Holder, at: Any) -> None:
     assert exchange(target, source) >= 4
     assert target.entries() == entries_of(source, INDEX)
     assert target.is_complete
-    assert target.fillings.are_idle()
+    assert target.fillings.are_idle
     assert target.fillings.said == [f"index {PART}: has 7 documents from indexer 1"]
 
 
@@ -347,6 +278,7 @@ def test_another_branch_is_not_what_was_given(source: Holder, at: Any) -> None:
         ({"number": 77}, "transfer_gone"),
         ({"at_least": (b"", b"")}, "invalid_request"),
         ({"at_least": (b"1", b"")}, "invalid_request"),
+        ({"slices": (0,) * 100_000}, "invalid_request"),
         ({"at_least": (bytes(8 * 999), bytes(8 * 999))}, "invalid_request"),
     ],
 )
@@ -360,9 +292,10 @@ def test_what_cannot_be_given_is_refused(source: Holder, wrong: dict[str, Any], 
     assert not refused.value.is_passing
 
 
-@pytest.mark.parametrize(
-    "raw", [b"", b"\xff", b"{}", b"[1]", b'{"indexer": 1, "index": null}', b'{"after": "\x00"}']
-)
+NO_QUESTIONS = [b"", b"\xff", b"{}", b"[1]", b'{"indexer": 1, "index": null}', b'{"x":' * 10_000]
+
+
+@pytest.mark.parametrize("raw", NO_QUESTIONS)
 def test_what_is_no_question_is_refused(raw: bytes) -> None:
     with pytest.raises(TransferRefused) as refused:
         read_ask(raw)
@@ -376,7 +309,7 @@ def test_who_refuses_for_good_leaves_it_to_projectors(source: Holder, at: Any) -
     part = target.knows(replace(first, shard=4), replace(second, shard=4))
     exchange(target, source)
     assert target.fillings.are_filled() == frozenset()
-    assert target.fillings.are_idle()
+    assert target.fillings.are_idle
     assert "left to projectors" in target.fillings.said[0]
     target.fillings.know({PART: replace(part, build=2)})
     assert target.fillings.are_filled() == {PART}, "another build may be filled"
