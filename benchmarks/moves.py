@@ -21,7 +21,7 @@ from benchmarks.data_plane import BUCKET, BY_CITY, BY_PRICE, Caller, DataPlane, 
 
 DOCUMENTS = int(os.environ.get("BENCH_MOVES_DOCUMENTS", "1000000"))
 DOCUMENTS_PER_S = int(os.environ.get("BENCH_MOVES_DOCUMENTS_PER_S", "4000"))
-"""What a projector may stream for copies that move; 0: as much as it can."""
+"""What an indexer may take over for copies that move here; 0: as much as it can."""
 BASELINE_S = 10.0
 SCANNERS = 2
 WRITE_LINES, WRITE_PAUSE_S = 25, 0.05

@@ -46,6 +46,7 @@ ANSWER_BYTES_MAX = 64 * 1024 * 1024
 LOOKED_AT_COST = 8
 """To look at so many documents costs an origin about as much as to give one."""
 
+NOT_FOUND = 404
 PASSING = frozenset({503, 504})
 """Refusals with these statuses may pass."""
 
@@ -156,6 +157,8 @@ class Filler:
         if status == 200:
             return read_given(body)
         code, message = "internal", f"status {status}"
+        if status == NOT_FOUND:
+            code, message = "not_found", "its version is older, and gives no slices"
         try:
             said = orjson.loads(body)["error"]
             code, message = str(said["code"]), str(said["message"])

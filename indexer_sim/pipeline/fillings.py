@@ -45,8 +45,8 @@ AGAIN_S = 0.1
 """So long after a refusal that may pass, or while something is waited for, it is asked again."""
 
 ENTRIES_MAX = 4
-"""A part that has more entries than so many for each mutation of its bucket is backfilled: taking
-an entry over costs less than evaluating a document, but not nothing."""
+"""If an origin has more entries than so many for each mutation of the bucket, the part is
+backfilled: taking an entry over costs less than evaluating a document, but not nothing."""
 
 SAID_MAX = 300
 """So many characters of a refusal are told."""
@@ -182,7 +182,8 @@ class Fillings:
         """Return the next question of a part; None while something has to come here first."""
         filling.due_s = now_s + AGAIN_S
         if now_s - filling.got_on_s > PATIENCE_S and filling.tries >= TRIES:
-            self._give_up(filling, f"nothing has come for {PATIENCE_S:.0f} s")
+            who = f"indexer {filling.origin.indexer}"
+            self._give_up(filling, f"nothing came from {who} for {PATIENCE_S:.0f} s")
             return None
         if filling.attempts > ATTEMPTS_MAX:
             self._give_up(filling, f"filling was begun {filling.attempts} times")

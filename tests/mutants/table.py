@@ -1630,8 +1630,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-branch-that-has-begun-counts-as-applied",
         "indexer_sim/bucket/tracker.py",
-        "        if goes_on or not self._is_held(vbucket):\n            progress.reached = seqno\n",
-        "        progress.reached = seqno\n",
+        "        if goes_on or not self._is_held(vbucket):\n            progress.reach(seqno)\n",
+        "        progress.reach(seqno)\n",
         "tests/unit/indexer_sim/test_tracker.py",
     ),
     Mutant(
@@ -1651,7 +1651,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-build-counts-from-below-its-owner",
         "indexer_sim/bucket/tracker.py",
-        "mark.done = max(item.seqno, progress.reached, progress.seqno)",
+        "mark.done = max(item.seqno, progress.applied)",
         "mark.done = item.seqno",
         "tests/unit/indexer_sim/test_tracker.py",
     ),
