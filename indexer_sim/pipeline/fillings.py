@@ -125,6 +125,7 @@ class Fillings:
     def know(self, indexes: Mapping[int, Index]) -> None:
         """These are the indexes that are held, as the log has them."""
         self._parts = {i: index for i, index in indexes.items() if index.origins}
+        self._given_up = {i: build for i, build in self._given_up.items() if i in self._parts}
 
     def are_filled(self) -> frozenset[int]:
         """Return the indexes that are filled here, or will be: no projector needs to send them."""

@@ -136,7 +136,9 @@ def _tear_a_table(folder: Path) -> None:
             file.write(os.urandom(size // 4))
 
 
-@pytest.mark.parametrize("damage", [_flip_a_byte, _tear_a_table])
+@pytest.mark.parametrize(
+    "damage", [_flip_a_byte, pytest.param(_tear_a_table, marks=pytest.mark.matrix)]
+)
 def test_a_damaged_store_is_noticed_and_rebuilt(
     cluster: Cluster, damage: Callable[[Path], None]
 ) -> None:

@@ -420,7 +420,6 @@ TOLD = {"closed": ASKED, "killed": ASKED, "no-end": ASKED, "begin-end": "begin_h
 
 QUICK = {
     *((fault, "") for fault in FAULTS),
-    ("no-end", "spark"),
     ("killed", "spark and master"),
 }
 """What `make test` has of all combinations; `make chaos` has the others."""

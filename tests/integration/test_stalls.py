@@ -59,9 +59,14 @@ def stall(child: NodeChild, part: str) -> None:
 @pytest.mark.parametrize(
     ("role", "part", "code", "said"),
     [
-        ("replica", "reader", "reader_stalled", "nothing was read after offset"),
+        *(
+            pytest.param("replica", *stalled, marks=pytest.mark.matrix)
+            for stalled in (
+                ("reader", "reader_stalled", "nothing was read after offset"),
+                ("heartbeats", "heartbeat_stalled", "heartbeats have not come back"),
+            )
+        ),
         ("replica", "producer", "heartbeat_stalled", "heartbeats have not come back"),
-        ("replica", "heartbeats", "heartbeat_stalled", "heartbeats have not come back"),
         ("master", "reader", "reader_stalled", "nothing was read after offset"),
     ],
 )
