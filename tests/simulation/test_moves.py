@@ -70,7 +70,7 @@ MUTANTS: list[tuple[Plant, tuple[str, ...], int, set[str]]] = [
     (m.what_is_released_stays_in_the_back_index, (), 25, {"nothing-is-left-over"}),
     (m.an_origin_is_asked_before_it_is_that_far, ("indexer_slow",), 35, WRONG),
     (m.what_is_given_counts_before_it_is_held_here, (), 53, WRONG),
-    (m.what_was_deleted_comes_back, (), 5, WRONG),
+    (m.what_was_deleted_comes_back, (), 21, WRONG),
     (m.who_is_not_whole_gives_too, ("indexer_loses_storage", "vbucket_crashes"), 5, WRONG),
     (m.a_transfer_ends_with_its_first_page, (), 1, WRONG),
     (m.one_origin_is_taken_for_all, (), 117, WRONG),
