@@ -52,6 +52,9 @@ def test_copies_take_over_in_many_worlds() -> None:
         pytest.param(4_232_626, id="an older item of a slice that has been released"),
         pytest.param(1_219_580, id="a rollback between two messages of one mutation"),
         pytest.param(1_248_074, id="a rollback within a snapshot of the store"),
+        pytest.param(70_039, id="a part that is attached nowhere else, and nobody fills"),
+        pytest.param(70_082, id="the same, with another vbucket"),
+        pytest.param(80_212, id="a copy that took over loses its storage while others move"),
     ],
 )
 def test_worlds_that_have_shown_a_fault_hold(seed: int) -> None:

@@ -94,12 +94,13 @@ class MoveWitness(Actor):
         for stored in history.read(self._position):
             event = stored.value
             key, entity = event.mutation.key, event.mutation.entity
+            before = self._seen.get(key)
             if entity is None:
                 self._seen.pop(key, None)
             else:
                 self._seen[key] = entity
             if event.mutation.event == "MoveBuilt" and event.index == event.count - 1:
-                self._taken_over(entity)
+                self._taken_over(before, entity)
         self._position = history.stable
 
     def conclude(self) -> None:
@@ -115,10 +116,13 @@ class MoveWitness(Actor):
                 f"{part}",
             )
 
-    def _taken_over(self, rebalance: Rebalance) -> None:
-        """A copy leaves, for which another one serves."""
+    def _taken_over(self, before: Rebalance, rebalance: Rebalance) -> None:
+        """A copy leaves, for which another one serves.
+
+        One that has taken over earlier may have lost its storage since, and be built again.
+        """
         self.taken_over += 1
-        for move in rebalance.moves:
+        for was, move in zip(before.moves, rebalance.moves, strict=True):
             index = self._seen.get(index_key(move.index))
             if not isinstance(index, Index) or index.state != MAINTENANCE:
                 continue
@@ -140,8 +144,9 @@ class MoveWitness(Actor):
                 if one.state == MAINTENANCE
                 for h in one.slices[move.slice].serving
             ]
+            is_served = bool(serving) or was.state == move.state
             require(
-                bool(serving) and len(hosts) == len(set(hosts)) and leaving <= sources,
+                is_served and len(hosts) == len(set(hosts)) and leaving <= sources,
                 "each-slice-has-its-copies",
                 f"slice {move.slice} of index {index.id} is on {hosts}, {serving} serve",
             )
