@@ -109,6 +109,33 @@ def test_it_is_no_faster_than_it_may_and_a_new_pace_counts_at_once(
     until(lambda: driven.target.is_complete, "it is filled")
 
 
+def test_a_long_wait_ends_with_another_pace(
+    source: Holder, served: str, driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AT_ONCE_S", 45.0)
+    written(source, 50)
+    driven.per_s = 1
+    driven.fill(served, *source.origins())
+    until(lambda: sum(map(len, driven.target.entries().values())) == 45, "the first have come")
+    driven.per_s = 0
+    until(lambda: driven.target.is_complete, "it is filled")
+
+
+def test_who_does_not_answer_is_left_alone_for_a_while(
+    source: Holder, driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else all others would wait for it again and again."""
+    monkeypatch.setattr(module, "REST_S", 1e6)
+    monkeypatch.setattr(fillings, "PATIENCE_S", 0.5)
+    server = Answering(http(b"hello"))
+    try:
+        driven.fill(server.address, *source.origins())
+        until(lambda: not driven.filler.fillings.are_filled(), "it is left to projectors")
+    finally:
+        server.close()
+    assert server.asked == 1
+
+
 def test_who_comes_back_elsewhere_is_asked_there(
     source: Holder, served: str, driven: Driven
 ) -> None:

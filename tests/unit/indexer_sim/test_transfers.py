@@ -19,6 +19,7 @@ from coordinator.core.keys.key_versions import (
     history,
     unpack,
 )
+from coordinator.core.model.entities import PENDING
 from coordinator.core.model.stream_records import BACKFILL as BACKFILL_KIND
 from coordinator.core.model.stream_records import MAINTENANCE, FailoverBranch
 from coordinator.core.model.types import Seqno, Vbuuid
@@ -527,3 +528,92 @@ def test_transfers_that_nobody_reads_are_given_back(
     monkeypatch.setattr(source.giving._begun, "_clock", lambda: 1e12)
     source.giving.expire()
     assert source.giving._begun.held() == {}
+
+
+# -- what planted bugs have shown that nothing else tests ------------------------------------------
+
+
+def goes_over(*all_of: FedStorage, at: int) -> None:
+    """Each goes over to a newer branch of vbucket 0, which has lost nothing."""
+    log = (FailoverBranch(Vbuuid(NEWER), Seqno(at)), FailoverBranch(Vbuuid(BRANCH), Seqno(0)))
+    for one in all_of:
+        one.apply(MAINTENANCE, 9, next(unpack(history(0, log))), begin(0, at, NEWER, [0]), number=2)
+
+
+def test_a_page_that_arrives_on_another_branch_is_not_taken(source: Holder, at: Any) -> None:
+    written(source, 4)
+    target = at(4, 0)
+    target.knows(*source.origins())
+    exchange(target, source, steps=1)
+    [(filling, page)] = target.fillings.asks(0.0)
+    given = source.giving.answer(page)
+    goes_over(target, at=4)
+    assert target.fillings.take(filling, page, given, 0.0) == 0
+    assert target.entries() == {0: [], 1: []}
+
+
+def test_what_one_origin_gave_on_a_branch_is_asked_again_on_the_next(
+    source: Holder, other: Holder, at: Any
+) -> None:
+    item = put_many(0, 1, b"d", (0, b"a"), (2, b"c"))
+    for one in (source, other):
+        one.apply(MAINTENANCE, 1, item)
+    target = at(1, 0, pieces=(*ALL, *SECOND))
+    target.knows(*source.origins(), *other.origins())
+    exchange(target, source, other, steps=2)
+    filling = target.fillings._running[PART]
+    assert (filling.at, filling.number, len(filling.applied_before)) == (1, 0, 1)
+    goes_over(source, other, target, at=1)
+    for turn in range(1, 4):
+        exchange(target, source, other, now_s=float(turn))
+    assert target.is_complete
+    assert filling.attempts == 1
+    assert target.entries() == {0: [b"ad"], 1: [], 2: [b"cd"]}
+
+
+def test_who_gets_on_slowly_is_not_given_up(source: Holder, at: Any) -> None:
+    written(source, 8)
+    target = at(8, 0)
+    target.knows(*source.origins())
+    for turn in range(12):
+        now_s = turn * (module.PATIENCE_S + 5)
+        for filling, ask in target.fillings.asks(now_s, limit=1):
+            answer(target, source, filling, ask, now_s)
+    assert target.is_complete
+
+
+def test_who_is_told_to_wait_waits(source: Holder, at: Any) -> None:
+    written(source, 3)
+    target = at(3, 0)
+    target.knows(*source.origins())
+    busy = TransferRefused("overloaded", "", is_passing=True)
+    for turn in range(30):
+        for filling, _ in target.fillings.asks(turn * 5.0):
+            target.fillings.refused(filling, busy, turn * 5.0)
+    assert target.fillings.are_filled() == {PART}
+
+
+def test_an_answer_that_was_for_another_attachment_is_passed_over(source: Holder, at: Any) -> None:
+    written(source, 6)
+    target = at(6, 0)
+    target.knows(*source.origins())
+    [(filling, ask)] = target.fillings.asks(0.0)
+    target.apply(MAINTENANCE, 5, begin(0, 2, BRANCH, [0]), number=2)
+    answer(target, source, filling, ask)
+    assert filling.number == 0
+
+
+def test_nothing_is_asked_before_the_build_has_begun(source: Holder, at: Any) -> None:
+    target = at(0, 0)
+    target.knows(*source.origins(), state=PENDING)
+    assert target.fillings.asks(0.0) == []
+    assert target.fillings.are_filled() == {PART}
+
+
+def test_who_is_on_another_branch_gives_nothing_for_now(source: Holder) -> None:
+    written(source, 3)
+    source.apply(MAINTENANCE, 9, begin(0, 3, NEWER, [0]), number=2)
+    assert source.bucket.tracker.branched() == [0]
+    with pytest.raises(TransferRefused) as refused:
+        source.giving.answer(first_ask(source))
+    assert refused.value.is_passing
