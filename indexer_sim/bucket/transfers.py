@@ -231,7 +231,5 @@ def check(bucket: Bucket, ask: Ask) -> None:
         raise TransferRefused("invalid_request", f"no vector: {error}") from error
     if len(wanted) != bucket.vbuckets:
         raise TransferRefused("invalid_request", f"the bucket has {bucket.vbuckets} vbuckets")
-    lacking = bucket.tracker.vector().lacking(wanted.places())
-    if lacking is not None:
-        text = f"vbucket {lacking} is not that far yet"
-        raise TransferRefused("not_reached", text, is_passing=True)
+    if not bucket.tracker.vector().covers(wanted):
+        raise TransferRefused("not_reached", "what is here is not that far yet", is_passing=True)

@@ -117,6 +117,8 @@ class Fillings:
         self._running: dict[int, Filling] = {}
         self._given_up: dict[int, int] = {}
         """By part, the build of which nothing more is asked."""
+        self._unfilled: dict[int, bool] = {}
+        """By part, whether nothing has filled any of it, as was found last."""
         self.are_idle = True
         """Nothing is to be filled, as far as was looked last."""
         self.said: list[str] = []
@@ -126,12 +128,18 @@ class Fillings:
         """These are the indexes that are held, as the log has them."""
         self._parts = {i: index for i, index in indexes.items() if index.origins}
         self._given_up = {i: build for i, build in self._given_up.items() if i in self._parts}
+        self._unfilled = {i: found for i, found in self._unfilled.items() if i in self._parts}
 
     def are_filled(self) -> frozenset[int]:
-        """Return the indexes that are filled here, or will be: no projector needs to send them."""
-        return frozenset(i for i, part in self._parts.items() if self._may_be_filled(part))
+        """Return the indexes that are filled here, or will be: no projector needs to send them.
 
-    def _may_be_filled(self, part: Index) -> bool:
+        Does not wait for who writes: of a bucket that is busy, what was found last counts.
+        """
+        return frozenset(
+            i for i, part in self._parts.items() if self._may_be_filled(part, waits=False)
+        )
+
+    def _may_be_filled(self, part: Index, *, waits: bool = True) -> bool:
         """Tell whether a part is not given up, and nothing has filled any of it.
 
         Once a backfill has ended in a vbucket, what is deleted there leaves no tombstone. What an
@@ -142,8 +150,12 @@ class Fillings:
         bucket = self._storage.bucket_of(part.id)
         if bucket is None:
             return True
-        with bucket.lock:
-            return bucket.tracker.is_unfilled(part.id)
+        if bucket.lock.acquire(blocking=waits):
+            try:
+                self._unfilled[part.id] = bucket.tracker.is_unfilled(part.id)
+            finally:
+                bucket.lock.release()
+        return self._unfilled.get(part.id, True)
 
     def _is_wanted(self, part: Index) -> bool:
         if part.state != BACKFILL or self._storage.bucket_of(part.id) is None:
@@ -317,7 +329,7 @@ def holds(bucket: Bucket, vectors: Iterable[Vector]) -> bool:
     if bucket.tracker.branched():
         return False
     held = bucket.tracker.vector()
-    return all(len(v) == len(held) and held.lacking(v.places()) is None for v in vectors)
+    return all(map(held.covers, vectors))
 
 
 def check_page(ask: Ask, given: Given) -> None:

@@ -107,11 +107,6 @@ class Vector:
         same = (self.vbuuids == other.vbuuids) & (self.seqnos >= other.seqnos)
         return bool(np.all(same | (other.seqnos == 0)))
 
-    def places(self) -> Places:
-        """Return the positions of all vbuckets of which something is held."""
-        (vbuckets,) = self.seqnos.nonzero()
-        return Places(vbuckets, self.vbuuids[vbuckets], self.seqnos[vbuckets])
-
     def lacking(self, places: Places) -> int | None:
         """Return a vbucket whose place is not held here, None if all are: never across branches."""
         outside = places.vbuckets >= len(self)

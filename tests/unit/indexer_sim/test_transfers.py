@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -617,3 +618,20 @@ def test_who_is_on_another_branch_gives_nothing_for_now(source: Holder) -> None:
     with pytest.raises(TransferRefused) as refused:
         source.giving.answer(first_ask(source))
     assert refused.value.is_passing
+
+
+def test_who_tells_of_it_does_not_wait_for_who_writes(source: Holder, at: Any) -> None:
+    """A long batch, or a full disk, must not silence an indexer."""
+    written(source, 3)
+    target = at(3, 0)
+    target.knows(*source.origins())
+    told: list[frozenset[int]] = []
+    for _ in range(2):
+        with target.bucket.lock:
+            asking = threading.Thread(target=lambda: told.append(target.fillings.are_filled()))
+            asking.start()
+            asking.join(10)
+            assert not asking.is_alive()
+        exchange(target, source)
+        assert target.fillings.are_filled() == frozenset()
+    assert told == [{PART}, frozenset()]
