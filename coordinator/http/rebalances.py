@@ -16,7 +16,7 @@ from coordinator import codec
 from coordinator.core.catalog.rebalance_plan import AwayError
 from coordinator.core.catalog.rebalances import begun, describe_rebalance
 from coordinator.core.catalog.state import StateContext
-from coordinator.core.consensus.build_progress import Progress, of_filling
+from coordinator.core.consensus.build_progress import Progress, entries_told, of_filling
 from coordinator.core.model import commands
 from coordinator.core.model.entities import MOVE_PENDING, NOWHERE, Move, Rebalance
 from coordinator.http import models, views
@@ -177,14 +177,13 @@ def _forgotten(rebalance_id: int) -> dict[str, Any]:
 def _progresses(shell: Shell) -> dict[tuple[int, int], Progress]:
     """Return how far builds and moving parts are, by index and build."""
     peers, state = shell.node.peers, shell.node.state
-    moving = (m.part for one in state.rebalances() for m in one.moves if m.state == MOVE_PENDING)
-    parts = (state.find_index(part) for part in moving)
-    filled = {
-        (part.id, part.build): found
-        for part in parts
-        if part is not None and (found := of_filling(part, peers.loads)) is not None
-    }
-    return filled | peers.progress.all()
+    moving = {m.part for one in state.rebalances() for m in one.moves if m.state == MOVE_PENDING}
+    if not moving:
+        return peers.progress.all()
+    entries = entries_told(peers.loads)
+    parts = (part for part in map(state.find_index, moving) if part is not None)
+    found = {(part.id, part.build): of_filling(part, entries) for part in parts}
+    return {key: one for key, one in found.items() if one is not None} | peers.progress.all()
 
 
 def _shown(

@@ -81,17 +81,24 @@ class Progresses:
         return {key: progress for key, progress in found if progress is not None}
 
 
-def of_filling(part: Index, loads: Mapping[int, SliceLoads]) -> Progress | None:
-    """Return how far a part is that is filled from other indexers, by the entries that it and its
-    origins have, as they tell now and then; None: it is not, or they have told nothing."""
-    origins = {(one.indexer, one.index, one.slice) for one in part.origins}
-    there = {
+Entries = Mapping[tuple[int, int, int], int]
+"""How many entries an indexer has of an index in a slice."""
+
+
+def entries_told(loads: Mapping[int, SliceLoads]) -> Entries:
+    """Return how many entries there are in each slice, as indexers tell now and then."""
+    return {
         (indexer, load.index_id, load.slice): load.entries
         for indexer, beat in loads.items()
         for load in beat.loads
     }
-    total = sum(entries for place, entries in there.items() if place in origins)
+
+
+def of_filling(part: Index, entries: Entries) -> Progress | None:
+    """Return how far a part is that is filled from other indexers, by the entries that it and its
+    origins have; None: it is not, or they have told nothing."""
+    total = sum(entries.get((one.indexer, one.index, one.slice), 0) for one in part.origins)
     if not total:
         return None
-    here = sum(entries for (_, index_id, _), entries in there.items() if index_id == part.id)
-    return Progress(min(here, total), total, 0.0)
+    held = ((host, part.id, piece.number) for piece in part.slices for host in piece.serving)
+    return Progress(min(sum(entries.get(place, 0) for place in held), total), total, 0.0)

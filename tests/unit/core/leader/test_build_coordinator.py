@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.core.catalog import ddl
 from coordinator.core.catalog.decisions import Accepted, Parked, Unchanged
-from coordinator.core.consensus.build_progress import Progress, Progresses, of_filling
+from coordinator.core.consensus.build_progress import Progress, Progresses, entries_told, of_filling
 from coordinator.core.model.commands import (
     AdoptBucket,
     BuildIndexes,
@@ -20,7 +20,7 @@ from coordinator.core.model.commands import (
     MoveShards,
     RenewStream,
 )
-from coordinator.core.model.entities import Origin, Shard, Source, Stream
+from coordinator.core.model.entities import NOWHERE, Origin, Shard, Slice, Source, Stream
 from coordinator.core.model.records import (
     BackfillProgress,
     ProjectorHeartbeat,
@@ -226,14 +226,16 @@ def test_old_builds_make_room() -> None:
 
 
 def test_a_part_that_is_filled_is_as_far_as_it_has_entries_of_its_origins() -> None:
-    part = make_index(8, part_of=7, origins=(Origin(0, 1, 7, 3, 1), Origin(2, 2, 7, 4, 1)))
+    origins = (Origin(0, 1, 7, 3, 1), Origin(2, 2, 7, 4, 1))
+    slices = (Slice(0, 3), Slice(1, NOWHERE), Slice(2, 3))
+    part = make_index(8, part_of=7, origins=origins, slices=slices)
     assert of_filling(part, {}) is None
     loads = {
         1: SliceLoads(1, 1, (SliceLoad(7, 0, 60, 0, 0), SliceLoad(7, 1, 999, 0, 0)), 0, 0),
         2: SliceLoads(2, 1, (SliceLoad(7, 2, 40, 0, 0),), 0, 0),
         3: SliceLoads(3, 1, (SliceLoad(8, 0, 10, 0, 0), SliceLoad(8, 2, 15, 0, 0)), 0, 0),
     }
-    found = of_filling(part, loads)
+    found = of_filling(part, entries_told(loads))
     assert found == Progress(25, 100, 0.0)
     assert found.percent == 25.0
-    assert of_filling(replace(part, origins=()), loads) is None
+    assert of_filling(replace(part, origins=()), entries_told(loads)) is None
