@@ -8,6 +8,7 @@ or vbuckets.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from coordinator.core.model.stream_records import MAINTENANCE, NOT_SAID, ConnectionRead, KeyVersions
@@ -16,7 +17,7 @@ from indexer_sim.bucket.progress import Connection
 CHAINS_MAX = 8_192
 """So many connections are followed in all partitions; the one that was silent for longest goes.
 
-There are one maintenance connection for each projector, and a few that end. Should the one that
+There are a few maintenance connections for each projector, and a few that end. Should the one that
 goes be heard again, something of it counts as lost, and is streamed once more.
 """
 
@@ -53,8 +54,16 @@ class Chains:
         """Take up what was written before."""
         self._link((partition, connection), chain)
 
-    def follow(self, record: KeyVersions, partition: int) -> str:
-        """Note how far a connection is; return what the record is to it."""
+    def follow(
+        self,
+        record: KeyVersions,
+        partition: int,
+        owners: Callable[[], Collection[Connection]] = tuple,
+    ) -> str:
+        """Note how far a connection is; return what the record is to it.
+
+        `owners` tells which connections own a vbucket, of any partition.
+        """
         at = (partition, (record.projector, record.connection))
         before = self.by_key.get(at)
         reached = before.ordinal if before is not None else 0
@@ -66,7 +75,7 @@ class Chains:
                 place = AFTER_A_HOLE
         number = record.number if record.kind == MAINTENANCE else 0
         if before is None:
-            self._make_room(partition, record.projector, number)
+            self._make_room(partition, record.projector, number, owners)
         else:
             del self.by_key[at]
         self._link(at, Chain(record.ordinal, number))
@@ -98,14 +107,22 @@ class Chains:
         self._maintaining.discard(at)
         self.dirty.add(at)
 
-    def _make_room(self, partition: int, projector: int, number: int) -> None:
+    def _make_room(
+        self,
+        partition: int,
+        projector: int,
+        number: int,
+        owners: Callable[[], Collection[Connection]],
+    ) -> None:
         """Drop what a new connection supersedes, and the oldest if there are too many."""
-        gone = [
+        older = [
             at
             for at in self._maintaining
             if at[0] == partition and at[1][0] == projector and self.by_key[at].number < number
         ]
-        for at in gone:
-            self._unlink(at)
+        kept = owners() if older else ()
+        for at in older:
+            if at[1] not in kept:
+                self._unlink(at)
         if len(self.by_key) >= CHAINS_MAX:
             self._unlink(next(iter(self.by_key)))

@@ -355,7 +355,7 @@ class Tracker:
 
         ItemsError, IndexError: the record is not one. Nothing was changed up to the item.
         """
-        followed = self.chains.follow(record, partition)
+        followed = self.chains.follow(record, partition, self._owners)
         if followed == READ_BEFORE:
             return []
         if followed == AFTER_A_HOLE:
@@ -367,6 +367,10 @@ class Tracker:
         elif record.kind in (BACKFILL, CATCHUP):
             self._fill(record, known, items, changes)
         return changes
+
+    def _owners(self) -> set[Connection]:
+        """Return the connections that own a vbucket: what they send next must not be missed."""
+        return {progress.owner for progress in self.progress.values()}
 
     def _miss(self, record: KeyVersions, partition: int) -> None:
         """What a connection sent before this record is not here: take it for lost.

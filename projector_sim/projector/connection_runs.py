@@ -24,7 +24,9 @@ class Run:
     of them only, and for which; `builds` are the builds that it began with. `done` are the vbuckets
     whose stream has reached its end, until the stream planner has noted them. `heard_ms` is when a
     vbucket last began or ended. `histories` has, packed, which branches each vbucket has had; empty
-    if it was one. `ordinal` is that of the last record that was passed on.
+    if it was one. `departed` are those that have moved to another node, and `given_up` those that
+    another connection of this projector brings by now. `ordinal` is that of the last record that
+    was passed on.
     """
 
     bucket: str
@@ -45,6 +47,7 @@ class Run:
     ended: dict[int, int] = field(default_factory=dict)
     refused: dict[int, int] = field(default_factory=dict)
     departed: set[int] = field(default_factory=set)
+    given_up: set[int] = field(default_factory=set)
     done: list[int] = field(default_factory=list)
     heard_ms: int = 0
     builds: tuple[tuple[int, int], ...] = ()
@@ -57,5 +60,15 @@ class Run:
     def is_settled(self) -> bool:
         """Tell whether each vbucket that was asked for has begun, in whatever way it went on."""
         return all(
-            v in self.positions or v in self.ended or v in self.refused for v in self.vbuckets
+            v in self.positions or v in self.ended or v in self.refused or v in self.given_up
+            for v in self.vbuckets
         )
+
+    def begun(self) -> set[int]:
+        """Return the vbuckets whose mutations come by this connection, and by no other."""
+        return self.positions.keys() - self.departed - self.given_up
+
+    def open(self) -> set[int]:
+        """Return the vbuckets that have begun here, or may begin yet."""
+        over = self.ended.keys() | self.refused.keys() | self.departed | self.given_up
+        return set(self.vbuckets) - over

@@ -59,6 +59,7 @@ from projector_sim.projector.stream_planner import (
     Action,
     Carry,
     Close,
+    GiveUp,
     MakeBucket,
     Open,
     Probe,
@@ -415,6 +416,8 @@ class Projector:
                 self._finish(line, action.reason)
             elif isinstance(action, Probe):
                 line.router.probe()
+            elif isinstance(action, GiveUp):
+                line.router.give_up(action.vbuckets)
             elif isinstance(action, Carry):
                 line.router.carry(self._routes_of(line.run), action.attached, action.vbuckets)
 
@@ -512,14 +515,14 @@ class Projector:
         """Tell whether more may be sent: not too fast, and not too far ahead of the indexers."""
         credit = line.credit
         if credit.is_spent:
-            source = self.planner.maintenance.get(line.run.bucket)
+            source = self.planner.carrier(line.run)
             read = self.planner.read_by_hosts(line.run, _mono_ms())
             credit.settle(source.connection if source is not None else 0, read, _mono_ms())
         return line.pace.due_s <= time.monotonic() and not credit.is_spent
 
     def _mark(self, line: Line) -> None:
         """Have all hosts tell when they have read what was sent so far."""
-        source = self.planner.maintenance.get(line.run.bucket)
+        source = self.planner.carrier(line.run)
         beside = next((one for one in self._lines if one.run is source), None)
         if source is None or beside is None:
             line.credit.clear()

@@ -280,6 +280,8 @@ class Router:
     def _begin(self, body: bytes) -> None:
         vbucket, vbuuid, seqno, _ = BEGIN_HEAD.unpack_from(body)
         run = self.run
+        if vbucket in run.given_up:
+            return
         if self._over_soon:
             self.flush()  # It may be this vbucket that has ended, and goes on.
         run.vbuuids[vbucket], run.positions[vbucket] = vbuuid, seqno
@@ -481,12 +483,26 @@ class Router:
         """The store has another history than was asked for: this vbucket is not streamed."""
         vbucket, seqno = POSITION.unpack_from(body)
         run = self.run
+        if vbucket in run.given_up:
+            return
         run.refused[vbucket] = seqno
         run.positions.pop(vbucket, None)
         vbuuid, begun = run.starts.get(vbucket, (0, 0)) if run.starts else (0, 0)
         self._tell_of(
             vbucket, StreamEnd, vbuuid=vbuuid, seqno=begun, kind=run.kind, reason="rollback"
         )
+
+    def give_up(self, vbuckets: Iterable[int]) -> None:
+        """End the streams of vbuckets that another connection brings from now on.
+
+        What still comes of them is passed over.
+        """
+        for vbucket in sorted(vbuckets):
+            self.run.given_up.add(vbucket)
+            seqno = self.run.positions.get(vbucket)
+            if seqno is not None:
+                self._over(vbucket, seqno, "replaced")
+        self.flush()
 
     def close(self, reason: str, *, lost: bool = False) -> None:
         """Send what is left, end each vbucket and the connection.

@@ -4,7 +4,8 @@ Pure: no Kafka, HTTP or clock. Level-triggered: `plan` compares what the state w
 whatever was missed in between. Invariants:
 
 - Maintenance of a bucket runs only under a number that names this life of the projector, and each
-  number opens one connection at most.
+  number opens one connection at most. A vbucket is streamed by one of them at a time. A new one
+  takes over what is lacking or was lost; the others go on.
 - A vbucket is backfilled for a build once under each maintenance number, unless all hosts have it
   already. It goes up to the position that maintenance has then, which carries the index already.
 - A vbucket is attached and backfilled again if a host says that it lacks it, after it has read a
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from coordinator.core.model.entities import (
@@ -60,6 +62,10 @@ PAUSE_MS, PAUSE_MS_MAX = 250, 10_000
 
 SILENT_MS = 5_000
 """Who is not heard for so long is not waited for."""
+
+CONNECTIONS_MAX = 4
+"""So many connections bring the mutations of a bucket, at most: a new one takes over from the
+smallest."""
 
 LOOK_MS = 1_000
 """So often it is looked whether hosts lack something that was sent to all of them."""
@@ -114,25 +120,32 @@ class Probe:
     run: Run
 
 
-Action = MakeBucket | Open | Close | Carry | Probe
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """End the streams of these vbuckets here: another connection brings them from now on."""
+
+    run: Run
+    vbuckets: frozenset[int]
+
+
+Action = MakeBucket | Open | Close | Carry | Probe | GiveUp
 
 
 @dataclass(slots=True, kw_only=True)
 class _Backfill:
     """How far a build is here: vbuckets by the maintenance number that they were sent under.
 
-    `after` has, of those that a host lacks, the ordinal that maintenance had under `number` when
-    they had been sent. `again` are those that are sent once more, not before `again_ms`; `repeats`
-    is how often that was.
+    `after` has, of those that a host lacks, the number and the ordinal that maintenance had when
+    they had been sent. `again` are those that are sent once more, under which number, and not
+    before `again_ms`; `repeats` is how often that was.
     """
 
     sent_under: dict[int, int] = field(default_factory=dict)
     sent: int = 0
     total: int = 0
     sent_ms: int = 0
-    number: int = 0
-    after: dict[int, int] = field(default_factory=dict)
-    again: set[int] = field(default_factory=set)
+    after: dict[int, tuple[int, int]] = field(default_factory=dict)
+    again: dict[int, int] = field(default_factory=dict)
     again_ms: int = 0
     repeats: int = 0
 
@@ -224,7 +237,8 @@ class StreamPlanner:
         self.rollbacks: dict[str, Rollback] = {}
         self.kv: Mapping[str, SourceBucket] | None = None
         self.topics: Mapping[str, SourceBucket] = {}
-        self.maintenance: dict[str, Run] = {}
+        self.maintenance: dict[str, list[Run]] = {}
+        """By bucket, in the order of their numbers; nothing where there are none."""
         self.passes: dict[str, Run] = {}
         self.catchups: list[Run] = []
         self._new_connection = new_connection
@@ -289,10 +303,11 @@ class StreamPlanner:
         self._note_departed(topics, of_topics=True)
 
     def _note_departed(self, found: Mapping[str, SourceBucket], *, of_topics: bool) -> None:
-        for name, run in self.maintenance.items():
+        for name, runs in self.maintenance.items():
             if self.is_of_topic(name) == of_topics:
                 owned = found[name].owned if name in found else frozenset()
-                run.departed.update(v for v in run.vbuckets if v not in owned)
+                for run in runs:
+                    run.departed.update(v for v in run.vbuckets if v not in owned)
 
     def is_of_topic(self, bucket: str) -> bool:
         """Tell whether the documents of a bucket are in a Kafka topic."""
@@ -322,8 +337,11 @@ class StreamPlanner:
         self._take_out(run, now_ms)
 
     def _take_out(self, run: Run, now_ms: int) -> None:
-        if self.maintenance.get(run.bucket) is run:
-            del self.maintenance[run.bucket]
+        runs = self.maintenance.get(run.bucket, [])
+        if run in runs:
+            runs.remove(run)
+            if not runs:
+                del self.maintenance[run.bucket]
         if self.passes.get(run.bucket) is run:
             del self.passes[run.bucket]
         if run in self.catchups:
@@ -348,13 +366,17 @@ class StreamPlanner:
 
     def _stop_all(self, now_ms: int) -> list[Action]:
         """Close everything: where it begins again depends on a rollback."""
-        runs = (*self.maintenance.values(), *self.passes.values(), *self.catchups)
         self._requests.clear()
-        return [self._close(run, "a bucket rolls back", now_ms) for run in runs]
+        return [self._close(run, "a bucket rolls back", now_ms) for run in self._all()]
+
+    def _all(self) -> list[Run]:
+        """Return all connections that there are."""
+        maintaining = chain.from_iterable(self.maintenance.values())
+        return [*maintaining, *self.passes.values(), *self.catchups]
 
     def names(self) -> list[str]:
         """Return the buckets that have to do with any index, or with anything that runs."""
-        runs = (*self.maintenance.values(), *self.passes.values(), *self.catchups)
+        runs = self._all()
         return sorted({i.bucket for i in self.indexes.values()} | {run.bucket for run in runs})
 
     def streamed(self, bucket: str) -> dict[int, Index]:
@@ -391,9 +413,9 @@ class StreamPlanner:
     # -- maintenance -------------------------------------------------------------------------
 
     def _keep_up(self, bucket: str, streamed: dict[int, Index], now_ms: int) -> list[Action]:
-        run = self.maintenance.get(bucket)
+        runs = list(self.maintenance.get(bucket, ()))
         if not streamed:
-            return [] if run is None else [self._close(run, "no index", now_ms)]
+            return [self._close(run, "no index", now_ms) for run in runs]
         entity = self.buckets.get(bucket)
         if (
             entity is not None
@@ -403,20 +425,57 @@ class StreamPlanner:
         ):
             return [MakeBucket(bucket, entity.vbuckets)]
         here, source, stream = self._fitting(bucket), self._source(bucket), self.streams.get(bucket)
+        actions: list[Action] = []
         if here is not None and source is not None and stream is not None and here.owned:
             is_newest = source.number == stream.number > self._used.get(bucket, 0)
             if is_newest and self._may(bucket, now_ms):
-                actions: list[Action] = []
-                if run is not None:
-                    actions.append(self._close(run, "replaced", now_ms))
-                return [*actions, self._open_maintenance(stream, here, streamed, now_ms)]
-        return [] if run is None else self._recarry(run, streamed)
+                actions = self._begin(stream, source, here, streamed, now_ms)
+        for run in self.maintenance.get(bucket, ()):
+            actions += self._recarry(run, streamed)
+        return actions
+
+    def _begin(
+        self,
+        stream: Stream,
+        source: Source,
+        here: SourceBucket,
+        streamed: dict[int, Index],
+        now_ms: int,
+    ) -> list[Action]:
+        """Begin, under a new number, the streams that were lost; end them where they were."""
+        bucket = stream.bucket
+        lost = self._to_begin(bucket, source, here, now_ms)
+        self._used[bucket] = stream.number
+        if not lost:
+            return []
+        runs = list(self.maintenance.get(bucket, ()))
+        kept = sorted(runs, key=lambda run: len(run.open() - lost))[1 - CONNECTIONS_MAX :]
+        for run in runs:
+            if run not in kept:
+                lost |= run.open() & here.owned
+        actions: list[Action] = []
+        for run in runs:
+            given = run.open() & lost
+            if not run.open() - lost:
+                actions.append(self._close(run, "replaced", now_ms))
+            elif given:
+                run.given_up |= given
+                actions.append(GiveUp(run, frozenset(given)))
+        return [*actions, self._open_maintenance(stream, tuple(sorted(lost)), streamed, now_ms)]
+
+    def _to_begin(self, bucket: str, source: Source, here: SourceBucket, now_ms: int) -> set[int]:
+        """Return the vbuckets whose streams begin under a new number, of those that are owned."""
+        used = self._used.get(bucket, 0)
+        if not 0 < source.began <= used:
+            return set(here.owned)
+        named = zip(source.restarted, source.under, strict=True)
+        return self.lacking(bucket, here, now_ms) | {
+            vbucket for vbucket, number in named if number > used and vbucket in here.owned
+        }
 
     def _open_maintenance(
-        self, stream: Stream, here: SourceBucket, streamed: dict[int, Index], now_ms: int
+        self, stream: Stream, vbuckets: tuple[int, ...], streamed: dict[int, Index], now_ms: int
     ) -> Open:
-        self._used[stream.bucket] = stream.number
-        vbuckets = tuple(sorted(here.owned))
         starts: dict[int, tuple[int, int]] | None = None
         if stream.seqnos:
             vector = Vector.from_bytes(stream.vbuuids, stream.seqnos)
@@ -435,7 +494,7 @@ class StreamPlanner:
             number=stream.number,
             starts=starts,
         )
-        self.maintenance[stream.bucket] = run
+        self.maintenance.setdefault(stream.bucket, []).append(run)
         return Open(run)
 
     def _recarry(self, run: Run, streamed: dict[int, Index]) -> list[Action]:
@@ -458,38 +517,48 @@ class StreamPlanner:
 
     def lacking(self, bucket: str, there: SourceBucket, now_ms: int) -> set[int]:
         """Return the vbuckets that are owned and not streamed, nor about to be."""
-        run = self.maintenance.get(bucket)
-        if run is None:
-            return set(there.owned)
-        here = set(run.positions)
-        if now_ms - run.heard_ms < BEGIN_TIMEOUT_MS:
-            # Of those that were refused, too: who holds what was lost goes back first.
-            here |= set(run.vbuckets) - run.ended.keys()
-        here -= run.departed
-        return set(there.owned) - here or self._ignored(run, here & there.owned, now_ms)
+        lacking = set(there.owned)
+        ignored: dict[int, int] = {}
+        for run in self.maintenance.get(bucket, ()):
+            here = run.begun()
+            if now_ms - run.heard_ms < BEGIN_TIMEOUT_MS:
+                # Of those that were refused, too: who holds what was lost goes back first.
+                here |= run.open() | (run.refused.keys() - run.ended.keys() - run.departed)
+            lacking -= here
+            ignored |= dict.fromkeys(self._taken_from(run, here & there.owned), run.number)
+        if self._is_ignored_for_long(bucket, max(ignored.values(), default=0), now_ms):
+            lacking |= ignored.keys()
+        return lacking
 
-    def _ignored(self, run: Run, vbuckets: set[int], now_ms: int) -> set[int]:
-        """Return the vbuckets that are streamed here and that an indexer takes from another.
+    def _taken_from(self, run: Run, vbuckets: set[int]) -> set[int]:
+        """Return those of the vbuckets that are streamed by `run` which an indexer takes from
+        another.
 
         The other had them under a higher number, and lost them before this one, which read the
         state late, opened its connection. Or both have the same number, and what the other sent
-        first came last. It counts only after a while: the store may tell late, too, that they are
-        the other's now.
+        first came last.
         """
         found: set[int] = set()
         for (bucket, _), host in self._heard.items():
             if bucket == run.bucket:
                 found |= host.takes_from_others(run, self.projector, vbuckets)
-        if not found:
-            self._ignorance.pop(run.bucket, None)
-            return found
-        known = self._ignorance.setdefault(run.bucket, _Ignorance(run.number, now_ms))
-        if known.number != run.number:
+        return found
+
+    def _is_ignored_for_long(self, bucket: str, number: int, now_ms: int) -> bool:
+        """Tell whether what is sent of a bucket has long been ignored: under this number last, 0:
+        nothing is.
+
+        The store may tell late, too, that vbuckets are another's now.
+        """
+        if not number:
+            self._ignorance.pop(bucket, None)
+            return False
+        known = self._ignorance.setdefault(bucket, _Ignorance(number, now_ms))
+        if known.number != number:
             # A new number was of no use: whoever says so may say it of every number.
-            known.number, known.since_ms = run.number, now_ms
+            known.number, known.since_ms = number, now_ms
             known.times += 1
-        patience_ms = min(IGNORED_MS << min(known.times, 10), IGNORED_MS_MAX)
-        return found if now_ms - known.since_ms >= patience_ms else set()
+        return now_ms - known.since_ms >= min(IGNORED_MS << min(known.times, 10), IGNORED_MS_MAX)
 
     def waiting(self, now_ms: int) -> tuple[StreamAwaited, ...]:
         """Return the buckets that need a new generation of streams here."""
@@ -533,12 +602,13 @@ class StreamPlanner:
         there = self._fitting(index.bucket)
         if there is None:
             return False
-        run = self.maintenance.get(index.bucket)
-        if run is None:
-            return not there.owned
-        carried = run.carried.get(index.id)
-        begun = run.positions.keys() - run.departed
-        return carried is not None and carried.build == index.build and there.owned <= begun
+        begun: set[int] = set()
+        for run in self.maintenance.get(index.bucket, ()):
+            carried = run.carried.get(index.id)
+            if carried is None or carried.build != index.build:
+                return False
+            begun |= run.begun()
+        return there.owned <= begun
 
     def seen(self) -> tuple[BucketSeen, ...]:
         """Return the buckets of the key-value store."""
@@ -551,23 +621,31 @@ class StreamPlanner:
         run = self.passes.get(bucket)
         if run is not None:
             return self._tend_pass(run, now_ms)
-        source = self.maintenance.get(bucket)
-        if source is None or not self._may(bucket, now_ms):
+        sources = self.maintenance.get(bucket, ())
+        if not sources or not self._may(bucket, now_ms):
             return []
-        if not source.is_settled() and now_ms - source.heard_ms < BEGIN_TIMEOUT_MS:
+        if any(not s.is_settled() and now_ms - s.heard_ms < BEGIN_TIMEOUT_MS for s in sources):
             return []
-        actions = self._look(source, streamed, now_ms)
+        actions = self._look(bucket, streamed, now_ms)
+        for source in sources:
+            opened = self._pass(source, streamed, now_ms)
+            if opened is not None:
+                return [*actions, opened]
+        return actions
+
+    def _pass(self, source: Run, streamed: dict[int, Index], now_ms: int) -> Open | None:
+        """Begin a pass over the vbuckets of one connection of which anything is owed."""
         builds = [i for i in streamed.values() if self._is_wanted(i) and i.id in source.carried]
         if not builds or not self._has_listened(builds, now_ms):
-            return actions
+            return None
         owed = {index.id: self._owed(index, source, now_ms) for index in builds}
         vbuckets = tuple(sorted(set().union(*owed.values())))
         if not vbuckets:
-            return actions
+            return None
         carried = {index.id: index for index in builds if owed[index.id]}
         shares = {v: frozenset(i for i in carried if v in owed[i]) for v in vbuckets}
         run = Run(
-            bucket=bucket,
+            bucket=source.bucket,
             kind=BACKFILL_KIND,
             connection=self._new_connection(),
             vbuckets=vbuckets,
@@ -581,9 +659,11 @@ class StreamPlanner:
         )
         for index in carried.values():
             progress = self._backfills.setdefault((index.id, index.build), _Backfill())
-            progress.total = progress.sent + sum(run.until[v] for v in owed[index.id])
-        self.passes[bucket] = run
-        return [*actions, Open(run)]
+            others = (s for s in self.maintenance[source.bucket] if s is not source)
+            later = sum(s.positions[v] for s in others for v in self._owed(index, s, now_ms))
+            progress.total = progress.sent + sum(run.until[v] for v in owed[index.id]) + later
+        self.passes[source.bucket] = run
+        return Open(run)
 
     def _is_wanted(self, index: Index) -> bool:
         """Tell whether there may be something to backfill for an index."""
@@ -592,40 +672,40 @@ class StreamPlanner:
             index.state == MAINTENANCE and known is not None and bool(known.again)
         )
 
-    def _look(self, source: Run, streamed: dict[int, Index], now_ms: int) -> list[Action]:
+    def _look(self, bucket: str, streamed: dict[int, Index], now_ms: int) -> list[Action]:
         """Look whether hosts lack what was sent; have attached again what is to be sent again.
 
         No pass runs, so all that passes have sent was handed over before the next record of
         maintenance.
         """
-        if now_ms < self._looked_ms.get(source.bucket, 0) + LOOK_MS:
+        if now_ms < self._looked_ms.get(bucket, 0) + LOOK_MS:
             return []
-        self._looked_ms[source.bucket] = now_ms
-        there = self._fitting(source.bucket)
+        self._looked_ms[bucket] = now_ms
+        there = self._fitting(bucket)
         count = there.vbuckets if there is not None else 0
         whole = ((1 << count) - 1).to_bytes(-(-count // 8), "little")
-        again: dict[int, set[int]] = {}
-        waits = False
+        missed: dict[int, set[int]] = {}
         for index in streamed.values():
-            carried = source.carried.get(index.id)
-            if carried is None or carried.build != index.build:
-                continue
             hosts = self._incomplete(index, whole)
             known = self._backfills.get((index.id, index.build))
             if hosts:
                 known = self._backfills.setdefault((index.id, index.build), _Backfill())
-                again[index.id] = self._missed(index, known, source, hosts, now_ms)
-                waits = waits or bool(known.after)
+                missed[index.id] = self._missed(index, known, hosts, now_ms)
             elif known is not None:
                 known.after.clear()
                 known.again.clear()
                 known.repeats = 0
-        attached = tuple(index_id for index_id, missed in again.items() if missed)
         actions: list[Action] = []
-        if attached:
-            actions.append(Carry(source, attached, frozenset().union(*again.values())))
-        if waits:
-            actions.append(Probe(source))
+        for source in self.maintenance[bucket]:
+            begun = source.begun()
+            again = {index_id: vbuckets & begun for index_id, vbuckets in missed.items()}
+            attached = tuple(index_id for index_id, vbuckets in again.items() if vbuckets)
+            if attached:
+                actions.append(Carry(source, attached, frozenset().union(*again.values())))
+            builds = ((i, streamed[i].build) for i in missed)
+            waited_for = chain.from_iterable(self._backfills[b].after.values() for b in builds)
+            if any(number == source.number for number, _ in waited_for):
+                actions.append(Probe(source))
         return actions
 
     def _incomplete(self, index: Index, whole: bytes) -> list[Host]:
@@ -637,23 +717,15 @@ class StreamPlanner:
         return [host for host in heard if host is not None and host.done.get(build) != whole]
 
     def _missed(
-        self, index: Index, known: _Backfill, source: Run, hosts: Iterable[Host], now_ms: int
+        self, index: Index, known: _Backfill, hosts: Iterable[Host], now_ms: int
     ) -> set[int]:
         """Return the vbuckets that hosts lack though they have read all; they are owed again."""
-        if known.number != source.number:
-            known.number, known.again = source.number, set()
-            known.after.clear()
-        build, connection = (index.id, index.build), (self.projector, source.connection)
-        missed: set[int] = set()
-        for vbucket in source.positions.keys() - source.departed - known.again:
-            is_sent = known.sent_under.get(vbucket) == source.number or index.state == MAINTENANCE
-            lack = [host for host in hosts if is_sent and not host.has(build, vbucket)]
-            if lack:
-                after = known.after.setdefault(vbucket, source.ordinal)
-                if any(host.has_read(connection, vbucket) > after for host in lack):
-                    missed.add(vbucket)
-            else:
-                known.after.pop(vbucket, None)
+        missed: dict[int, int] = {}
+        for source in self.maintenance[index.bucket]:
+            carried = source.carried.get(index.id)
+            if carried is not None and carried.build == index.build:
+                found = self._missed_of(index, known, source, hosts)
+                missed |= dict.fromkeys(found, source.number)
         if not missed or now_ms < known.again_ms:
             return set()
         known.again |= missed
@@ -662,6 +734,29 @@ class StreamPlanner:
         for vbucket in missed:
             del known.after[vbucket]
             known.sent_under.pop(vbucket, None)
+        return set(missed)
+
+    def _missed_of(
+        self, index: Index, known: _Backfill, source: Run, hosts: Iterable[Host]
+    ) -> set[int]:
+        """Return those of them that one connection brings."""
+        build, connection = (index.id, index.build), (self.projector, source.connection)
+        missed: set[int] = set()
+        for vbucket in source.begun():
+            if known.again.get(vbucket) == source.number:
+                continue
+            known.again.pop(vbucket, None)
+            is_sent = known.sent_under.get(vbucket) == source.number or index.state == MAINTENANCE
+            lack = [host for host in hosts if is_sent and not host.has(build, vbucket)]
+            if not lack:
+                known.after.pop(vbucket, None)
+                continue
+            number, after = known.after.get(vbucket, (0, 0))
+            if number != source.number:
+                after = source.ordinal
+                known.after[vbucket] = source.number, after
+            if any(host.has_read(connection, vbucket) > after for host in lack):
+                missed.add(vbucket)
         return missed
 
     def _has_listened(self, builds: Iterable[Index], now_ms: int) -> bool:
@@ -673,9 +768,9 @@ class StreamPlanner:
     def _owed(self, index: Index, source: Run, now_ms: int) -> set[int]:
         """Return the vbuckets that are still to be sent for a build."""
         known = self._backfills.setdefault((index.id, index.build), _Backfill())
-        begun = source.positions.keys() - source.departed
+        begun = source.begun()
         if index.state == MAINTENANCE:
-            return begun & known.again
+            return {v for v in begun if known.again.get(v) == source.number}
         if not self._is_left_to_projectors(index):
             return set()
         if now_ms < known.sent_ms + LISTEN_MS:
@@ -726,10 +821,10 @@ class StreamPlanner:
 
         That was on a branch which maintenance is not on any more: the vbucket may have lost it.
         """
-        source = self.maintenance.get(run.bucket)
-        return source is not None and any(
-            source.vbuuids.get(v, run.until_on[v]) != run.until_on[v] for v in run.positions
-        )
+        branches: dict[int, int] = {}
+        for source in self.maintenance.get(run.bucket, ()):
+            branches |= source.vbuuids
+        return any(branches.get(v, run.until_on[v]) != run.until_on[v] for v in run.positions)
 
     def _is_begun_anew(self, build: Build) -> bool:
         """Tell whether an index may take the END of another build's pass for its own."""
@@ -746,15 +841,21 @@ class StreamPlanner:
             for build in run.builds:
                 backfill = self._backfills.get(build)
                 if backfill is not None and (share is None or build[0] in share):
-                    backfill.again.discard(vbucket)
+                    backfill.again.pop(vbucket, None)
                     backfill.sent_under[vbucket] = run.number
                     backfill.sent_ms = now_ms
                     backfill.sent += run.until[vbucket]
 
+    def carrier(self, run: Run) -> Run | None:
+        """Return the maintenance behind which what a pass or a catch-up sends is read."""
+        sources = self.maintenance.get(run.bucket, ())
+        same = (source for source in sources if source.number == run.number)
+        return next(same, sources[-1] if sources else None)
+
     def read_by_hosts(self, run: Run, now_ms: int) -> int | None:
         """Return up to which ordinal of maintenance all hosts of a connection have read, wherever
         they read least; None: nobody is heard who has anything to read."""
-        source = self.maintenance.get(run.bucket)
+        source = self.carrier(run)
         if source is None:
             return None
         connection = (self.projector, source.connection)
@@ -816,16 +917,17 @@ class StreamPlanner:
                 actions.append(Carry(run))
         requests, self._requests = self._requests, []
         for request in requests:
-            run_wanted = self._catchup_run(request, now_ms)
-            if run_wanted is not None:
-                self.catchups.append(run_wanted)
-                actions.append(Open(run_wanted))
+            for source in self.maintenance.get(request.bucket, ()):
+                run_wanted = self._catchup_run(source, request, now_ms)
+                if run_wanted is not None:
+                    self.catchups.append(run_wanted)
+                    actions.append(Open(run_wanted))
         return actions
 
-    def _catchup_run(self, request: CatchUpRequested, now_ms: int) -> Run | None:
-        source = self.maintenance.get(request.bucket)
+    def _catchup_run(self, source: Run, request: CatchUpRequested, now_ms: int) -> Run | None:
+        """Return what brings an indexer what it asks for, of what `source` brings."""
         size = 8 * len(request.vbuckets)
-        if source is None or not len(request.seqnos) == len(request.vbuuids) == size:
+        if not len(request.seqnos) == len(request.vbuuids) == size:
             return None
         running = {
             vbucket
@@ -835,12 +937,11 @@ class StreamPlanner:
             if vbucket not in run.ended and vbucket not in run.refused
         }
         carried = {i.id: i for i in source.carried.values() if request.indexer in i.hosts}
+        begun = source.begun() - running
         starts = {
             vbucket: (int(vbuuid), int(seqno))
             for vbucket, vbuuid, seqno in _places(request)
-            if vbucket in source.positions
-            and vbucket not in source.departed | running
-            and int(seqno) <= source.positions[vbucket]
+            if vbucket in begun and int(seqno) <= source.positions[vbucket]
         }
         if not starts or not carried:
             return None

@@ -8,8 +8,8 @@ rules:
   or until the owner's connection is closed. To close a connection ends just the vbuckets that it
   still owns.
 - Numbers of generations ascend. A BEGIN with a lower number than the owner's is late and ignored. A
-  BEGIN with a higher number of the same projector takes over at once, since a projector has one
-  maintenance connection a bucket. The number 0 says nothing.
+  BEGIN with a higher number of the same projector takes over at once, since a projector streams a
+  vbucket by one connection at a time. The number 0 says nothing.
 - After its END a connection may still be heard with what it sent before the END, until the next
   owner comes. A connection that has lost a vbucket in any other way is not heard any more.
 - An END that is read before its BEGIN is kept, and ends the BEGIN when it comes.

@@ -1468,8 +1468,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an-old-heartbeat-renews-streams-again",
         "coordinator/core/leader/build_coordinator.py",
-        "if sources.get((beat.projector, beat.incarnation), 0) == awaited.number:",
-        "if sources.get((beat.projector, beat.incarnation), 0) >= awaited.number:",
+        "if (source.number if source is not None else 0) == awaited.number:",
+        "if (source.number if source is not None else 0) >= awaited.number:",
         "tests/unit/core/leader/test_stream_restart.py",
     ),
     Mutant(
@@ -1595,8 +1595,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what-a-store-refused-is-not-asked-for-again",
         "projector_sim/projector/stream_planner.py",
-        "        here = set(run.positions)\n",
-        "        here = set(run.positions) | run.refused.keys()\n",
+        "            here = run.begun()\n",
+        "            here = run.begun() | run.refused.keys()\n",
         "tests/unit/projector_sim/test_stream_planner.py",
     ),
     Mutant(
@@ -1731,9 +1731,51 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-stream-that-indexers-ignore-goes-on",
         "projector_sim/projector/stream_planner.py",
-        "return set(there.owned) - here or self._ignored(run, here & there.owned, now_ms)",
-        "return set(there.owned) - here",
+        "            lacking |= ignored.keys()\n",
+        "            pass\n",
         "tests/unit/projector_sim/test_stream_planner.py",
+    ),
+    Mutant(
+        "a-stream-that-others-found-lost-goes-on",
+        "projector_sim/projector/stream_planner.py",
+        "vbucket for vbucket, number in named if number > used and vbucket in here.owned",
+        "vbucket for vbucket, number in named if number > used and vbucket not in here.owned",
+        "tests/unit/projector_sim/test_stream_planner.py",
+    ),
+    Mutant(
+        "a-stream-that-was-found-lost-once-begins-again-each-time",
+        "projector_sim/projector/stream_planner.py",
+        "for vbucket, number in named if number > used and",
+        "for vbucket, number in named if number > 0 and",
+        "tests/unit/projector_sim/test_stream_planner.py",
+    ),
+    Mutant(
+        "a-vbucket-is-streamed-by-two-connections",
+        "projector_sim/projector/stream_planner.py",
+        "                run.given_up |= given\n",
+        "",
+        "tests/unit/projector_sim/test_stream_planner.py",
+    ),
+    Mutant(
+        "a-stream-that-was-given-up-begins-again",
+        "projector_sim/projector/router.py",
+        "        if vbucket in run.given_up:\n            return\n        if self._over_soon:\n",
+        "        if self._over_soon:\n",
+        "tests/unit/projector_sim/test_router.py",
+    ),
+    Mutant(
+        "what-a-connection-that-goes-on-sends-next-is-behind-a-hole",
+        "indexer_sim/bucket/chains.py",
+        "            if at[1] not in kept:\n",
+        "            if True:\n",
+        "tests/unit/indexer_sim/test_chains.py",
+    ),
+    Mutant(
+        "a-projector-that-had-lapsed-keeps-what-was-closed",
+        "coordinator/core/leader/lapsed_projectors.py",
+        "source.began <= owner.number <= source.number",
+        "source.began == owner.number == source.number",
+        "tests/unit/core/leader/test_lapsed_projectors.py",
     ),
     Mutant(
         "an-indexer-does-not-say-which-numbers-it-takes",

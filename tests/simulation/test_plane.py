@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from coordinator.core.keys.key_versions import ABSENT, END, SYNC, Item, begin
 from coordinator.core.model.stream_records import BACKFILL, MAINTENANCE, NOT_SAID, KeyVersions
 from indexer_sim.bucket.tracker import Tracker
+from projector_sim.projector.router import Router
 from tests.simulation.conftest import BASE, BATCH, ENOUGH, PLANE_SEEDS, portion
 from tests.simulation.kernel.runs import SeedReport, ends_in_processes, hold
 from tests.simulation.plane.faults import ACTIONS
@@ -78,6 +82,25 @@ TAKEN_OVER = "stray_events", "projector_paused", "projector_replaced", "vbuckets
 def test_of_two_streams_under_one_number_the_one_that_owns_the_vbucket_goes_on() -> None:
     """What the other one sent while it owned it arrives last."""
     PlaneWorld(772312, focus=(*TAKEN_OVER, "master_crashes"), **AT_ONCE).run()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_stream_that_others_found_lost_is_taken_over_by_another_connection(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each renewal says so of a vbucket, which most often goes on."""
+    chance, given_up = Random(seed), Counter[int]()
+    s.renewed_with(monkeypatch, lambda command: replace(command, vbuckets=(chance.randrange(4),)))
+    give_up = Router.give_up
+
+    def counted(self: Router, vbuckets: Any) -> None:
+        given_up.update(vbuckets)
+        give_up(self, vbuckets)
+
+    monkeypatch.setattr(Router, "give_up", counted)
+    for world in range(6 * seed, 6 * seed + 6):
+        PlaneWorld(world, focus=("connections_closed", "vbuckets_moved", "frames_lost")).run()
+    assert given_up
 
 
 def test_a_build_ends_though_a_stream_began_anew_below_where_it_was_attached() -> None:

@@ -290,7 +290,9 @@ ONE_OF_EACH: list[Any] = [
             commands.AlterIndex(index_id=7, new_name="m", expressions=("a",)),
         ),
     ),
-    Stream("b", 3, (Source(0, 7, 3), Source(1, 9, 2)), U64, U64, "a new projector"),
+    Stream(
+        "b", 3, (Source(0, 7, 3, 1, (2, 5), (2, 3)), Source(1, 9, 2)), U64, U64, "a new projector"
+    ),
     Rollback(
         bucket="b",
         number=7,

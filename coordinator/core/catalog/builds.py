@@ -169,8 +169,9 @@ def _renew_stream(state: StateContext, request: Request, given: Circumstances) -
     if number != command.number or state.streams_are_stopped:
         return Unchanged(Outcome("ok"))
     table = {source.projector: source for source in sources}
-    for projector, incarnation in command.projectors:
-        table[projector] = Source(projector, incarnation, given.number)
+    for process_id in command.projectors:
+        projector = process_id[0]
+        table[projector] = _renewed(command, process_id, table.get(projector), given.number)
     renewed = Stream(
         bucket=command.bucket,
         number=given.number,
@@ -181,6 +182,21 @@ def _renew_stream(state: StateContext, request: Request, given: Circumstances) -
         restart=max(command.restart, stream.restart if isinstance(stream, Stream) else 0),
     )
     return Accepted((Change("StreamRenewed", renewed.key, renewed),), {})
+
+
+def _renewed(
+    command: RenewStream, process_id: tuple[int, int], held: Source | None, number: int
+) -> Source:
+    """Return a source under its new number: all of its streams begin, or those that are lost."""
+    projector, incarnation = process_id
+    goes_on = held is not None and held.incarnation == incarnation and held.began > 0
+    if held is None or not goes_on or process_id in command.whole:
+        return Source(projector, incarnation, number, began=number)
+    restarted = dict(zip(held.restarted, held.under, strict=True))
+    restarted.update(dict.fromkeys(command.vbuckets, number))
+    vbuckets = tuple(sorted(restarted))
+    under = tuple(restarted[vbucket] for vbucket in vbuckets)
+    return Source(projector, incarnation, number, held.began, vbuckets, under)
 
 
 BUILD_DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]] = {

@@ -40,6 +40,7 @@ from coordinator.core.model.entities import (
     STREAMED,
     Bucket,
     Index,
+    Source,
     Stream,
 )
 from coordinator.core.model.records import ProjectorHeartbeat
@@ -77,7 +78,8 @@ class Renewal(NamedTuple):
     """A renewal of a bucket's streams.
 
     `number` is the generation that it replaces, `projectors` stream from then on, and `restart` is
-    the number of the last record on `restart` that it acts on. `is_spaced`: not again at once.
+    the number of the last record on `restart` that it acts on. Streams of `vbuckets` were lost,
+    and all streams of the projectors in `whole`. `is_spaced`: not again at once.
     """
 
     number: int
@@ -85,10 +87,21 @@ class Renewal(NamedTuple):
     why: str
     restart: int
     is_spaced: bool = False
+    vbuckets: tuple[int, ...] = ()
+    whole: frozenset[ProcessId] = frozenset()
 
     def command(self, bucket: str, vector: tuple[bytes, bytes]) -> RenewStream:
+        vbuuids, seqnos = vector
         return RenewStream(
-            bucket, self.number, self.projectors, *vector, reason=self.why, restart=self.restart
+            bucket=bucket,
+            number=self.number,
+            projectors=self.projectors,
+            vbuuids=vbuuids,
+            seqnos=seqnos,
+            reason=self.why,
+            restart=self.restart,
+            vbuckets=self.vbuckets,
+            whole=self.whole,
         )
 
 
@@ -262,15 +275,17 @@ class BuildCoordinator:
         for bucket, (number, waiting) in self._waiting(state, projectors).items():
             why = f"for projectors {', '.join(str(projector) for projector, _ in waiting)}"
             found[bucket] = Renewal(number, tuple(waiting), why, _answered(state, bucket))
-        numbers = {bucket: _sources(state, bucket)[1] for bucket in self._lapsed.buckets}
-        for bucket, returned in self._lapsed.returned(projectors, numbers).items():
+        sources_of = {bucket: _sources(state, bucket)[1] for bucket in self._lapsed.buckets}
+        for bucket, returned in self._lapsed.returned(projectors, sources_of).items():
             if self.restarting.is_quiet(view, bucket):
                 continue
             why = "connections were closed for projectors that had lapsed"
             fresh = Renewal(_sources(state, bucket)[0], (), why, _answered(state, bucket))
             renewal = found.get(bucket) or fresh
             ids = tuple(sorted({*renewal.projectors, *returned}))
-            found[bucket] = renewal._replace(projectors=ids, is_spaced=True)
+            found[bucket] = renewal._replace(
+                projectors=ids, is_spaced=True, whole=frozenset(returned)
+            )
         told_of = {
             bucket: told
             for bucket in view.timestamps
@@ -290,7 +305,10 @@ class BuildCoordinator:
             ids = tuple(sorted({*renewal.projectors, *(lost & sources.keys())}))
             if ids:
                 found[bucket] = renewal._replace(
-                    projectors=ids, restart=told.number, is_spaced=True
+                    projectors=ids,
+                    restart=told.number,
+                    is_spaced=True,
+                    vbuckets=tuple(sorted(told.vbuckets)),
                 )
         return found
 
@@ -319,7 +337,8 @@ class BuildCoordinator:
                 if awaited.bucket not in streamed:
                     continue
                 number, sources = _sources(state, awaited.bucket)
-                if sources.get((beat.projector, beat.incarnation), 0) == awaited.number:
+                source = sources.get((beat.projector, beat.incarnation))
+                if (source.number if source is not None else 0) == awaited.number:
                     _, ids = found.setdefault(awaited.bucket, (number, []))
                     ids.append((beat.projector, beat.incarnation))
         return found
@@ -430,13 +449,13 @@ def _answered(state: StateContext, bucket: str) -> int:
     return held.entity.restart if held and isinstance(held.entity, Stream) else 0
 
 
-def _sources(state: StateContext, bucket: str) -> tuple[int, dict[ProcessId, int]]:
-    """Return the generation of a bucket's streams, and of each incarnation that streams it."""
+def _sources(state: StateContext, bucket: str) -> tuple[int, dict[ProcessId, Source]]:
+    """Return the generation of a bucket's streams, and each incarnation that streams it."""
     held = state.stream(bucket)
     stream = held.entity if held else None
     if not isinstance(stream, Stream):
         return 0, {}
-    return stream.number, {(s.projector, s.incarnation): s.number for s in stream.sources}
+    return stream.number, {(s.projector, s.incarnation): s for s in stream.sources}
 
 
 def _vbuckets(state: StateContext, bucket: str) -> int:

@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from coordinator.core.consensus.effects import CloseConnection
 from coordinator.core.consensus.view import NodeView, authority_of
+from coordinator.core.model.entities import Source
 from coordinator.core.model.records import ProjectorHeartbeat, StreamOwner
 from coordinator.core.model.stream_records import MAINTENANCE, ORDINAL_MAX, ConnectionClosed
 
@@ -55,11 +56,12 @@ class LapsedProjectors:
     def returned(
         self,
         projectors: Iterable[ProjectorHeartbeat],
-        numbers: Mapping[str, Mapping[ProcessId, int]],
+        sources: Mapping[str, Mapping[ProcessId, Source]],
     ) -> dict[str, tuple[ProcessId, ...]]:
         """Return, by bucket, the projectors that stream on connections that were closed for them.
 
-        `numbers` has the present generation of each process that streams a bucket.
+        `sources` has each process that streams a bucket. What was closed does not count any more
+        if all streams of its process have begun again since.
         """
         alive = {beat.projector: (beat.projector, beat.incarnation) for beat in projectors}
         found: dict[str, set[ProcessId]] = {}
@@ -67,7 +69,8 @@ class LapsedProjectors:
             process = alive.get(owner.projector)
             if process is None:
                 continue
-            if numbers.get(owner.bucket, {}).get(process) == owner.number:
+            source = sources.get(owner.bucket, {}).get(process)
+            if source is not None and source.began <= owner.number <= source.number:
                 found.setdefault(owner.bucket, set()).add(process)
             else:
                 del self._told_ms[owner]

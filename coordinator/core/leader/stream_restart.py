@@ -32,11 +32,12 @@ Held = Mapping[int, Vector]
 
 
 class Told(NamedTuple):
-    """What `restart` said since the last renewal: highest number, projectors, reason."""
+    """What `restart` said since the last renewal: highest number, whose streams, why, of what."""
 
     number: int
     projectors: frozenset[int]
     reason: str
+    vbuckets: frozenset[int]
 
 
 class Asked(NamedTuple):
@@ -78,11 +79,13 @@ class StreamRestart:
         board = boards.of(view.timestamps, bucket)
         number, reason = answered, ""
         projectors: set[int] = set()
+        vbuckets: set[int] = set()
         for read in reversed(board.restarts):
             if read.record.number <= answered:
                 break
             if read.record.round == 0:
                 projectors.update(read.record.projectors)
+                vbuckets.update(read.record.vbuckets)
                 if read.record.number > number:
                     number, reason = read.record.number, read.record.reason
         for enquiry, _ in reversed(board.enquiries):
@@ -90,11 +93,12 @@ class StreamRestart:
                 break
             if enquiry.reason == SYNC_MISSING:
                 projectors.add(enquiry.projector)
+                vbuckets.add(enquiry.vbucket)
                 if enquiry.number > number:
                     number, reason = enquiry.number, enquiry.reason
         if number == answered or self.is_quiet(view, bucket):
             return None
-        return Told(number, frozenset(projectors), reason)
+        return Told(number, frozenset(projectors), reason, frozenset(vbuckets))
 
     def is_quiet(self, view: NodeView, bucket: str) -> bool:
         """Tell whether a bucket's streams were renewed so lately that they are not renewed again

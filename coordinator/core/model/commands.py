@@ -216,12 +216,14 @@ class AdoptBucket:
     vbuckets: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RenewStream:
     """A bucket's maintenance stream begins anew, for these incarnations, after this vector.
 
     `number` is that of the generation against which this was decided (0: there was none); `restart`
-    that of the newest restart timestamp or enquiry that this answers (0: of none).
+    that of the newest restart timestamp or enquiry that this answers (0: of none). What begins are
+    the streams that a projector lacks, and those of `vbuckets`; all that it has, if it is among
+    `whole`, or if it has had none yet.
     """
 
     bucket: str
@@ -231,6 +233,8 @@ class RenewStream:
     seqnos: bytes = b""
     reason: str = ""
     restart: int = 0
+    vbuckets: tuple[int, ...] = ()
+    whole: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,11 +202,20 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The incarnation of a projector that streams, and the number of its first generation."""
+    """The incarnation of a projector that streams a bucket, and the newest number it was given.
+
+    Under a new number begin the streams that it lacks. Others have found that the streams of
+    `restarted` were lost, which it may not know: each of these begins again under the number at the
+    same place of `under`. `began` is the number of the last generation with which all of its
+    streams began: who has not streamed under that, or a later one, begins all of them (0: always).
+    """
 
     projector: int
     incarnation: int
     number: int
+    began: int = 0
+    restarted: tuple[int, ...] = ()
+    under: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +223,7 @@ class Stream:
     """The maintenance stream of a bucket: who sends it, and from where on.
 
     A projector streams only if this names its incarnation. Numbers of generations ascend, not one
-    by one; `number` is the newest. Whoever is given a new one begins after the vector of `vbuuids`
+    by one; `number` is the newest. A stream under a new one begins after the vector of `vbuuids`
     and `seqnos` (unsigned 64 bits each, little-endian, one for each vbucket), or, if they are
     empty, with what comes next.
     """

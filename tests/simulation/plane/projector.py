@@ -6,7 +6,7 @@ and nothing is forgotten: it goes on with the records that lay in its queues.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from projector_sim.projector.stream_planner import (
     Action,
     Carry,
     Close,
+    GiveUp,
     Open,
     Probe,
     SourceBucket,
@@ -33,6 +34,7 @@ from projector_sim.projector.stream_planner import (
 )
 from projector_sim.protocol.frames import Kind
 from tests.simulation.kernel.actor import Ear
+from tests.simulation.kernel.violation import require
 from tests.simulation.plane.mutations import PARTITIONS, Producer
 from tests.simulation.plane.shell import Shell
 from tests.simulation.plane.store import Connection
@@ -143,6 +145,10 @@ class ProjectorProcess:
         now = self.world.clock.now
         for action in self.planner.plan(now):
             self._carry_out(action)
+        for bucket, runs in self.planner.maintenance.items():
+            begun = Counter(v for run in runs for v in run.begun())
+            twice = [vbucket for vbucket, count in begun.items() if count > 1]
+            require(not twice, "one-connection-a-vbucket", f"{bucket}: {twice}")
         answers = {(index.id, index.build, reason) for index, reason in self.planner.routed()}
         for answer in sorted(answers - self._answers):
             self.shell.say_routed(*answer)
@@ -151,7 +157,7 @@ class ProjectorProcess:
     def _carry_out(self, action: Action) -> None:
         if isinstance(action, Open):
             self._open(action.run)
-        elif isinstance(action, Close | Carry | Probe):
+        elif isinstance(action, Close | Carry | Probe | GiveUp):
             line = next((line for line in self.lines if line.run is action.run), None)
             if line is None:
                 return
@@ -159,6 +165,8 @@ class ProjectorProcess:
                 self._finish(line, action.reason)
             elif isinstance(action, Probe):
                 line.router.probe()
+            elif isinstance(action, GiveUp):
+                line.router.give_up(action.vbuckets)
             else:
                 line.router.carry(self._routes_of(line.run), action.attached, action.vbuckets)
 
@@ -288,17 +296,19 @@ class ProjectorProcess:
             return False
         if planner.catchups or planner.passes or not self.producer.is_empty:
             return False
-        for run in planner.maintenance.values():
-            vbuckets = self.world.store.buckets[run.bucket]
+        for bucket, runs in planner.maintenance.items():
+            vbuckets = self.world.store.buckets[bucket]
             owned = {v.number for v in vbuckets if v.owner == self.number}
-            if any(run.positions.get(v) != vbuckets[v].high for v in owned):
+            positions = {v: run.positions[v] for run in runs for v in run.begun()}
+            if any(positions.get(v) != vbuckets[v].high for v in owned):
                 return False
         return all(not line.stream.inbox for line in self.lines)
 
     def stands(self) -> str:
         planner = self.planner
         runs = {
-            b: (r.number, r.positions, sorted(r.carried)) for b, r in planner.maintenance.items()
+            b: [(run.number, run.positions, sorted(run.carried)) for run in runs]
+            for b, runs in planner.maintenance.items()
         }
         return (
             f"projector {self.number}: paused {self.paused} complete {planner.complete} "

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from coordinator.core.catalog import ddl
+from coordinator.core.catalog.builds import BUILD_DECIDERS
 from coordinator.core.keys.key_versions import BEGIN, END, Item
 from coordinator.core.leader import stream_restart
+from coordinator.core.model.commands import RenewStream
 from coordinator.core.model.stream_records import BACKFILL, CATCHUP, KeyVersions
 from coordinator.core.model.types import Seqno
 from coordinator.core.model.vectors import Vector
@@ -46,7 +49,19 @@ def absence_leaves_no_tombstone(patch: Patch) -> None:
 
 
 def what_indexers_ignore_goes_on(patch: Patch) -> None:
+    """Each number begins all streams, as it did when this was a fault: so it is seen sooner."""
     patch.setattr(Host, "takes_from_others", lambda self, run, projector, vbuckets: set())
+    renewed_with(patch, lambda command: replace(command, whole=frozenset(command.projectors)))
+
+
+def renewed_with(patch: Patch, changed: Callable[[RenewStream], RenewStream]) -> None:
+    """Let masters renew streams by another command than the one that they have decided on."""
+    renew = BUILD_DECIDERS[RenewStream]
+
+    def other(state: Any, request: Any, given: Any) -> Any:
+        return renew(state, replace(request, command=changed(request.command)), given)
+
+    patch.setitem(ddl.DECIDERS, RenewStream, other)
 
 
 def plant_early_ends(patch: Patch, of_kind: str, end: Callable[[Tracker, int], Seqno]) -> None:

@@ -65,6 +65,16 @@ def test_a_maintenance_connection_supersedes_those_of_its_projector_with_lower_n
     assert chain.dirty == {(0, (0, 1)), (0, (0, 2))}, "what is gone is written, too"
 
 
+def test_one_that_owns_a_vbucket_is_not_superseded() -> None:
+    """A projector may have several: a newer one brings what the older one had lost."""
+    chain = Chains()
+    chain.follow(record(3, 0), 0)
+    chain.follow(record(1, 0, connection=2, number=2), 0, lambda: {(0, 1)})
+    assert chain.follow(record(4, 3), 0) == NEXT
+    chain.follow(record(1, 0, connection=3, number=3), 0, lambda: {(0, 1)})
+    assert set(chain.by_key) == {(0, (0, 1)), (0, (0, 3))}
+
+
 def test_a_connection_that_ends_supersedes_nobody() -> None:
     chain = Chains()
     chain.follow(record(3, 0), 0)

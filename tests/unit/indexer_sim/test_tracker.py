@@ -847,7 +847,7 @@ def test_it_is_told_how_far_each_maintenance_connection_is_here() -> None:
     indexer.apply(linked(9, 1), 1)
     assert indexer.tracker.chains.read(2) == (ConnectionRead(1, 1, (1, 9)),)
     indexer.apply(linked(4, 0, connection=7, number=2), 0)
-    told = (ConnectionRead(1, 1, (0, 9)), ConnectionRead(1, 7, (4, 0)))
+    told = (ConnectionRead(1, 1, (1, 9)), ConnectionRead(1, 7, (4, 0)))
     assert indexer.tracker.chains.read(2) == told
     assert restored(indexer.tracker).chains.read(2) == told
 

@@ -774,6 +774,30 @@ def test_what_waits_is_not_sent_after_a_gap() -> None:
     assert isinstance(here.sink.all[-1], ConnectionClosed)
 
 
+def test_of_a_vbucket_that_was_given_up_nothing_more_is_sent() -> None:
+    here = Given(ONE)
+    here.begin(2, 3)
+    here.mutate(2, (1, "d", {"a": 1}))
+    here.router.give_up({2, 6})
+    (end,) = [record for record in here.sink.records if isinstance(record, StreamEnd)]
+    assert (end.vbucket, end.seqno, end.reason) == (2, 1, "replaced")
+    assert here.sink.all.index(end) > here.sink.all.index(here.sink.sent[-1][2])
+    before = len(here.sink.all)
+    here.begin(2, 6)
+    here.mutate(2, (2, "e", {"a": 2}))
+    here.feed(frames.sync([(2, 2), (6, 0)]))
+    here.feed(frames.rollback(6, 0))
+    here.router.close("over")
+    assert {item.vbucket for _, _, record in here.sink.sent for item in unpack(record.items)} == {
+        2,
+        3,
+    }
+    told = here.sink.all[before:]
+    assert [r.vbucket for r in told if isinstance(r, StreamEnd)] == [3]
+    assert not [r for r in told if isinstance(r, StreamBegin | KeyVersions)]
+    assert here.run.begun() == set()
+
+
 def test_a_rollback_ends_a_vbucket_that_never_began() -> None:
     here = Given(ONE, starts={3: (BRANCH, 50)})
     here.feed(frames.rollback(3, 20))

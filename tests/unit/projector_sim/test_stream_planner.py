@@ -37,6 +37,7 @@ from projector_sim.projector.stream_planner import (
     AGAIN_MS,
     AGAIN_MS_MAX,
     BEGIN_TIMEOUT_MS,
+    CONNECTIONS_MAX,
     IGNORED_MS,
     LISTEN_MS,
     LOOK_MS,
@@ -45,6 +46,7 @@ from projector_sim.projector.stream_planner import (
     Action,
     Carry,
     Close,
+    GiveUp,
     MakeBucket,
     Open,
     Probe,
@@ -79,11 +81,19 @@ class Given:
     def own(self, owned: frozenset[int], vbuckets: int = VBUCKETS) -> None:
         self.planner.see({"b": SourceBucket(vbuckets, owned)})
 
-    def renew(self, number: int, mine: int | None = None, life: int = LIFE, **more: Any) -> None:
+    def renew(
+        self,
+        number: int,
+        mine: int | None = None,
+        life: int = LIFE,
+        vbuuids: bytes = b"",
+        seqnos: bytes = b"",
+        **source: Any,
+    ) -> None:
         """The master commits a generation, in which this life has its own number."""
-        sources = (Source(0, 5, number), Source(ME, life, number if mine is None else mine))
-        fields = {"vbuuids": b"", "seqnos": b"", "reason": ""} | more
-        self.observe(Stream("b", number, sources, **fields))
+        own = Source(ME, life, number if mine is None else mine, **source)
+        fields = {"vbuuids": vbuuids, "seqnos": seqnos, "reason": ""}
+        self.observe(Stream("b", number, (Source(0, 5, number), own), **fields))
 
     def plan(self, kind: type = object) -> list[Any]:
         return [action for action in self.planner.plan(self.now) if isinstance(action, kind)]
@@ -118,10 +128,8 @@ class Given:
     ) -> None:
         """An indexer says of index 1 which vbuckets it has: bits; and how far it has read."""
         progress = (BuildProgress(1, build, bytes([done]), transfers),)
-        connection = (
-            self.planner.maintenance["b"].connection if "b" in self.planner.maintenance else 0
-        )
-        reads = (ConnectionRead(ME, connection, (read, read)),)
+        runs = self.planner.maintenance.get("b", ())
+        reads = tuple(ConnectionRead(ME, run.connection, (read, read)) for run in runs)
         record = make_watermarks(indexer, NOTHING, indexes=(1,), builds=progress, read=reads)
         self.planner.note_heartbeat(record)
 
@@ -193,7 +201,7 @@ def test_a_generation_of_others_leaves_a_stream_alone() -> None:
     run = given.streaming(1)
     given.renew(2, mine=1)
     assert given.plan(Close) == []
-    assert given.planner.maintenance["b"] is run
+    assert given.planner.maintenance["b"] == [run]
     assert given.waiting() == []
 
 
@@ -223,6 +231,153 @@ def test_a_vbucket_that_comes_needs_a_new_generation() -> None:
     given.renew(2)
     (opened,) = given.plan(Open)
     assert opened.run.vbuckets == (0, 1, 2, 3, 6)
+
+
+def test_under_a_new_number_only_what_is_lacking_begins() -> None:
+    given = Given(an_index(state=MAINTENANCE))
+    first = given.streaming(1)
+    given.own(OWNED | {6})
+    vbuuids, seqnos = Vector(range(1, 9), range(11, 19)).to_bytes()
+    given.renew(2, began=1, vbuuids=vbuuids, seqnos=seqnos)
+    assert [type(action) for action in given.plan()] == [Open]
+    _, second = given.planner.maintenance["b"]
+    assert (second.number, second.vbuckets, second.starts) == (2, (6,), {6: (7, 17)})
+    given.begun(second)
+    assert given.waiting() == []
+    assert first.begun() == OWNED
+
+
+def test_a_connection_that_breaks_takes_nothing_of_the_other_with_it() -> None:
+    given = Given(an_index(state=MAINTENANCE))
+    first = given.streaming(1)
+    given.own(OWNED | {6})
+    given.renew(2, began=1)
+    given.begun(given.opened())
+    given.planner.closed(first, given.now)
+    assert given.waiting() == [2]
+    given.renew(3, began=1)
+    assert given.opened().vbuckets == (0, 1, 2, 3)
+    assert [run.number for run in given.planner.maintenance["b"]] == [2, 3]
+
+
+def test_a_vbucket_whose_stream_was_lost_unnoticed_is_taken_over_from_its_connection() -> None:
+    given = Given(an_index(state=MAINTENANCE))
+    first = given.streaming(1)
+    given.renew(2, began=1, restarted=(2, 7), under=(2, 2))
+    gave_up, opened = given.plan()
+    assert gave_up == GiveUp(first, frozenset({2}))
+    assert (opened.run.number, opened.run.vbuckets) == (2, (2,)), "7 is another's"
+    assert first.begun() == {0, 1, 3}
+    given.begun(opened.run)
+    given.renew(3, began=1, restarted=(2, 7), under=(2, 2))
+    assert given.plan() == [], "what had begun again under an earlier number does not once more"
+
+
+def test_of_a_number_that_was_never_seen_nothing_is_missed() -> None:
+    given = Given(an_index(state=MAINTENANCE))
+    given.streaming(1)
+    given.renew(3, began=1, restarted=(0, 2), under=(3, 2))
+    assert given.plan(Open)[0].run.vbuckets == (0, 2)
+
+
+@pytest.mark.parametrize("began", [0, 2])
+def test_all_streams_begin_if_the_number_says_so_or_nothing(began: int) -> None:
+    """An older master does not say it."""
+    given = Given(an_index(state=MAINTENANCE))
+    first = given.streaming(1)
+    given.renew(2, began=began)
+    closed, opened = given.plan()
+    assert (closed.run, opened.run.vbuckets) == (first, (0, 1, 2, 3))
+    assert given.planner.maintenance["b"] == [opened.run]
+
+
+def test_a_number_under_which_nothing_is_lacking_any_more_opens_nothing() -> None:
+    given = Given(an_index(state=MAINTENANCE))
+    first = given.streaming(1)
+    given.own(OWNED | {6})
+    assert given.waiting() == [1]
+    given.own(OWNED)
+    given.renew(2, began=1)
+    assert given.plan() == []
+    assert given.planner.maintenance["b"] == [first]
+    given.own(OWNED | {6})
+    assert given.waiting() == [2]
+
+
+def test_a_bucket_has_a_few_connections_and_a_new_one_takes_over_from_the_smallest() -> None:
+    given = Given(an_index(state=MAINTENANCE))
+    given.own(frozenset({0, 1, 2}))
+    given.begun(given.streaming(1))
+    for number, vbucket in enumerate((3, 4, 5, 6, 7), 2):
+        given.own(frozenset(range(vbucket + 1)))
+        given.renew(number, began=1)
+        given.begun(given.opened())
+        streamed = [sorted(run.begun()) for run in given.planner.maintenance["b"]]
+        assert sorted(v for vbuckets in streamed for v in vbuckets) == list(range(vbucket + 1))
+        assert len(streamed) <= CONNECTIONS_MAX
+    assert streamed[0] == [0, 1, 2], "the largest goes on"
+
+
+def test_what_each_connection_brings_is_backfilled_under_its_number() -> None:
+    given = Given(an_index())
+    given.begun(given.streaming(1))
+    given.own(OWNED | {6})
+    given.renew(2, began=1)
+    beside = given.opened()
+    given.begun(beside, at=20)
+    first = given.opened()
+    assert (first.number, first.vbuckets) == (1, (0, 1, 2, 3))
+    assert given.planner.carrier(first) is given.planner.maintenance["b"][0]
+    given.finish(first)
+    given.planner.closed(first, given.now)
+    second = given.opened()
+    assert (second.number, second.vbuckets, second.until) == (2, (6,), {6: 20})
+    assert given.planner.carrier(second) is beside
+    assert given.planner.progress()[0].total == 60
+
+
+def test_what_a_host_lacks_of_either_connection_is_sent_again() -> None:
+    given = Given(an_index())
+    given.begun(given.streaming(1))
+    given.own(OWNED | {6})
+    given.renew(2, began=1)
+    given.begun(given.opened())
+    for _ in range(2):
+        run = given.opened()
+        given.finish(run)
+        given.planner.closed(run, given.now)
+    for run in given.planner.maintenance["b"]:
+        run.ordinal = 50
+    given.hw(1, 0b1110)
+    assert [action.run.number for action in given.later() if isinstance(action, Probe)] == [1, 2]
+    given.hw(1, 0b1110, read=51)
+    carried = [action for action in given.later() if isinstance(action, Carry)]
+    assert [(c.run.number, set(c.vbuckets)) for c in carried] == [(1, {0}), (2, {6})]
+    assert given.planner.passes["b"].vbuckets == (0,)
+
+
+def test_a_catch_up_over_two_connections_is_two() -> None:
+    given = Given(an_index(state=MAINTENANCE))
+    given.begun(given.streaming(1))
+    given.own(OWNED | {6})
+    given.renew(2, began=1)
+    given.begun(given.opened())
+    given.planner.request(request(0, 6))
+    assert [(a.run.number, a.run.vbuckets) for a in given.plan(Open)] == [(1, (0,)), (2, (6,))]
+
+
+def test_what_is_ignored_of_one_connection_leaves_the_other_alone() -> None:
+    given = Given(an_index(state=MAINTENANCE))
+    first = given.streaming(1)
+    given.own(OWNED | {6})
+    given.renew(2, began=1)
+    given.begun(given.opened())
+    given.takes(5, 1)
+    assert given.waits_when_it_is_certain() == [2]
+    given.renew(6, began=1)
+    gave_up, opened = given.plan()
+    assert (gave_up.run, gave_up.vbuckets) == (first, {1})
+    assert opened.run.vbuckets == (1,)
 
 
 def test_a_vbucket_that_went_and_came_back_needs_a_new_generation() -> None:

@@ -96,11 +96,22 @@ def test_a_value_that_is_nested_too_deeply_is_text() -> None:
         (Setting("a", '{"b": [1]}'), {"name": "a", "value": {"b": [1]}}),
         (Setting("a", "no json"), {"name": "a", "value": "no json"}),
         (
-            Stream("b", 2, (Source(0, 5, 2),), b"\xff" * 8, b"\x01" + bytes(7), "why"),
+            Stream(
+                "b", 2, (Source(0, 5, 2, 1, (3,), (2,)),), b"\xff" * 8, b"\x01" + bytes(7), "why"
+            ),
             {
                 "bucket": "b",
                 "number": 2,
-                "sources": [{"projector": 0, "incarnation": "5", "number": 2}],
+                "sources": [
+                    {
+                        "projector": 0,
+                        "incarnation": "5",
+                        "number": 2,
+                        "began": 1,
+                        "restarted": [3],
+                        "under": [2],
+                    }
+                ],
                 "vbuuids": [str(2**64 - 1)],
                 "seqnos": ["1"],
                 "reason": "why",

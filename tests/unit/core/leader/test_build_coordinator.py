@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,10 @@ from tests.support.builds_bench import Bench
 from tests.support.indexes import make_index
 
 
+def renew(number: int, *projectors: tuple[int, int], **more: Any) -> RenewStream:
+    return RenewStream(bucket="b", number=number, projectors=projectors, **more)
+
+
 def test_a_bucket_has_as_many_vbuckets_as_the_store_says() -> None:
     held = Bench("i").state.bucket("b")
     assert held is not None
@@ -42,7 +47,7 @@ def test_a_bucket_takes_the_number_of_the_store_until_something_was_streamed() -
     assert bench.events(bench.do(AdoptBucket("b", 64))) == ["BucketAdopted"]
     assert isinstance(bench.do(AdoptBucket("b", 64)), Unchanged)
     assert isinstance(bench.do(AdoptBucket("unknown", 64)), Unchanged)
-    bench.do(RenewStream("b", 0, ((0, 7),)))
+    bench.do(renew(0, (0, 7)))
     assert isinstance(bench.do(AdoptBucket("b", 128)), Unchanged)
     held = bench.state.bucket("b")
     assert held is not None
@@ -161,24 +166,48 @@ def test_lost_storage_of_what_was_never_built_is_only_noted() -> None:
 
 def test_a_generation_names_those_who_wait_and_keeps_the_others() -> None:
     bench = Bench("i")
-    bench.do(RenewStream("b", 0, ((0, 7), (1, 8))))
+    bench.do(renew(0, (0, 7), (1, 8)))
     held = bench.state.stream("b")
     assert held is not None
     assert isinstance(held.entity, Stream)
     first = held.entity.number
-    bench.do(RenewStream("b", first, ((1, 9),), b"v" * 32, b"s" * 32, "why"))
+    bench.do(renew(first, (1, 9), vbuuids=b"v" * 32, seqnos=b"s" * 32, reason="why"))
     held = bench.state.stream("b")
     assert held is not None
     assert isinstance(held.entity, Stream)
     assert held.entity.number > first
-    assert held.entity.sources == (Source(0, 7, first), Source(1, 9, held.entity.number))
+    second = held.entity.number
+    assert held.entity.sources == (Source(0, 7, first, first), Source(1, 9, second, second))
     assert (held.entity.vbuuids, held.entity.reason) == (b"v" * 32, "why")
+
+
+def test_who_streams_already_begins_what_it_lacks_and_what_was_lost_unless_that_is_all() -> None:
+    bench = Bench("i")
+
+    def renewed(*projectors: tuple[int, int], **more: Any) -> tuple[int, Source]:
+        held = bench.state.stream("b")
+        bench.do(renew(held.entity.number if held else 0, *projectors, **more))  # type: ignore[union-attr]
+        stream = bench.state.stream("b").entity  # type: ignore[union-attr]
+        assert isinstance(stream, Stream)
+        return stream.number, stream.sources[-1]
+
+    first, _ = renewed((1, 8), vbuckets=(3,))
+    second, source = renewed((1, 8))
+    assert source == Source(1, 8, second, first)
+    third, source = renewed((1, 8), vbuckets=(5, 3))
+    assert source == Source(1, 8, third, first, (3, 5), (third, third))
+    fourth, source = renewed((1, 8), vbuckets=(3, 7))
+    assert source == Source(1, 8, fourth, first, (3, 5, 7), (fourth, third, fourth))
+    fifth, source = renewed((1, 8), vbuckets=(3,), whole=frozenset({(1, 8)}))
+    assert source == Source(1, 8, fifth, fifth)
+    sixth, source = renewed((1, 9))
+    assert source == Source(1, 9, sixth, sixth), "it has had no streams yet"
 
 
 def test_a_generation_that_was_decided_against_an_older_one_is_not_made() -> None:
     bench = Bench("i")
-    bench.do(RenewStream("b", 0, ((0, 7),)))
-    assert isinstance(bench.do(RenewStream("b", 0, ((0, 8),))), Unchanged)
+    bench.do(renew(0, (0, 7)))
+    assert isinstance(bench.do(renew(0, (0, 8))), Unchanged)
 
 
 def test_a_build_with_an_expected_cas_compares_it() -> None:

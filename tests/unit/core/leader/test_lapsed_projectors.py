@@ -8,6 +8,7 @@ from typing import Any
 
 from coordinator.core.consensus.effects import CloseConnection
 from coordinator.core.leader.lapsed_projectors import REPEAT_MS, LapsedProjectors
+from coordinator.core.model.entities import Source
 from coordinator.core.model.records import StreamOwner
 from coordinator.core.model.stream_records import MAINTENANCE, ORDINAL_MAX, ConnectionClosed
 from coordinator.core.model.types import Instant
@@ -82,14 +83,16 @@ def test_an_application_that_is_away_says_nothing_of_owners() -> None:
 def test_one_that_was_only_paused_streams_anew() -> None:
     view: Any = View(FIRST, SECOND)
     lapsed = LapsedProjectors()
-    numbers = {"travel": {(0, 9): 5, (1, 9): 5}}
+    numbers = {"travel": {(0, 9): Source(0, 9, 5, 5), (1, 9): Source(1, 9, 5, 5)}}
     assert lapsed.returned([beat(0), beat(1)], numbers) == {}
     view.silent[1] = LAPSED_MS + 1
     lapsed.tick(view)
     assert lapsed.returned([beat(0)], numbers) == {}, "it is away"
     assert lapsed.returned([beat(0), beat(1)], numbers) == {"travel": ((1, 9),)}
     assert lapsed.buckets == {"travel"}
-    renewed = {"travel": {(0, 9): 5, (1, 9): 6}}
+    in_part = {"travel": {(1, 9): Source(1, 9, 6, 5)}}
+    assert lapsed.returned([beat(1)], in_part) == {"travel": ((1, 9),)}
+    renewed = {"travel": {(0, 9): Source(0, 9, 5, 5), (1, 9): Source(1, 9, 7, 7)}}
     assert lapsed.returned([beat(0), beat(1)], renewed) == {}
     assert lapsed.buckets == set()
     assert lapsed.returned([beat(0), beat(1)], numbers) == {}
@@ -100,5 +103,5 @@ def test_one_that_was_restarted_has_a_generation_of_its_own() -> None:
     lapsed = LapsedProjectors()
     view.silent[1] = LAPSED_MS + 1
     lapsed.tick(view)
-    numbers = {"travel": {(1, 9): 5}}
+    numbers = {"travel": {(1, 9): Source(1, 9, 5, 5)}}
     assert lapsed.returned([beat(1, incarnation=10)], numbers) == {}

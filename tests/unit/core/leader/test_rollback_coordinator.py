@@ -137,7 +137,7 @@ def test_a_step_of_another_rollback_changes_nothing() -> None:
 
 def test_no_stream_is_renewed_before_it_is_known_after_what() -> None:
     bench = Bench("i")
-    renew = RenewStream("other", 0, ((0, 1),))
+    renew = RenewStream(bucket="other", number=0, projectors=((0, 1),))
     for state in ROLLBACK_STATES[:3]:
         moves(bench, state)
         bench.do(renew)
