@@ -164,8 +164,8 @@ def what_a_build_lacks_is_not_sent_again(patch: Patch) -> None:
 def what_is_missing_of_a_connection_is_not_noticed(patch: Patch) -> None:
     follow = Chains.follow
 
-    def trusting(self: Chains, record: KeyVersions, partition: int) -> str:
-        place = follow(self, record, partition)
+    def trusting(self: Chains, *given: Any) -> str:
+        place = follow(self, *given)
         return NEXT if place == AFTER_A_HOLE else place
 
     patch.setattr(Chains, "follow", trusting)

@@ -24,6 +24,8 @@ from coordinator.http.server import HttpServer
 from coordinator.runtime.asgi import bound
 from tests.support.lone_shell import LoneShell
 
+pytestmark = pytest.mark.thorough
+
 LOCAL = "127.0.0.1"
 VALUE = json.dumps("x" * 60_000)
 WRITES_MAX = 2_000

@@ -20,6 +20,8 @@ from coordinator.core.catalog.ddl import EXPRESSION_LENGTH_MAX
 from coordinator.language.ddl_commands import DEFINITION_TOKENS_MAX, Definition, examine_here
 from coordinator.language.examiner import Examiner, ExaminingError
 
+pytestmark = pytest.mark.thorough
+
 DEADLINE_S = 20.0
 
 DEFINITIONS = [
