@@ -455,7 +455,7 @@ class StreamPlanner:
                 lost |= run.open() & here.owned
         actions: list[Action] = []
         for run in runs:
-            given = run.open() & lost
+            given = lost & (run.open() | run.positions.keys())
             if not run.open() - lost:
                 actions.append(self._close(run, "replaced", now_ms))
             elif given:

@@ -18,8 +18,6 @@ from coordinator.client.client import AsyncClient, Client
 from coordinator.client.kafka_watch import KafkaWatch
 from coordinator.client.publisher import Publisher
 
-pytestmark = pytest.mark.thorough
-
 for made in (Client, AsyncClient):
     made.__init__.__kwdefaults__["deadline_s"] = 0.3
 for made in (KafkaWatch, Publisher):

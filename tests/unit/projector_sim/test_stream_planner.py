@@ -291,6 +291,17 @@ def test_all_streams_begin_if_the_number_says_so_or_nothing(began: int) -> None:
     assert given.planner.maintenance["b"] == [opened.run]
 
 
+def test_a_vbucket_that_came_back_before_its_end_was_read_ends_where_it_was() -> None:
+    given = Given(an_index(state=MAINTENANCE))
+    first = given.streaming(1)
+    given.own(OWNED - {2})
+    given.own(OWNED)
+    given.renew(2, began=1)
+    gave_up, opened = given.plan()
+    assert gave_up == GiveUp(first, frozenset({2}))
+    assert opened.run.vbuckets == (2,)
+
+
 def test_a_number_under_which_nothing_is_lacking_any_more_opens_nothing() -> None:
     given = Given(an_index(state=MAINTENANCE))
     first = given.streaming(1)
