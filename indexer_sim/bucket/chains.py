@@ -21,6 +21,10 @@ There are a few maintenance connections for each projector, and a few that end. 
 goes be heard again, something of it counts as lost, and is streamed once more.
 """
 
+NEWEST_KEPT = 4
+"""So many maintenance connections of a projector are followed, the newest ones, and all that own a
+vbucket: a projector has no more at a time."""
+
 READ_BEFORE, NEXT, AFTER_A_HOLE = "read before", "next", "after a hole"
 """What a record is to its connection: here already, the one that follows, or one that follows
 others that are not here."""
@@ -114,14 +118,18 @@ class Chains:
         number: int,
         owners: Callable[[], Collection[Connection]],
     ) -> None:
-        """Drop what a new connection supersedes, and the oldest if there are too many."""
-        older = [
+        """Drop what a new connection supersedes, and the oldest if there are too many.
+
+        A projector may have several. One that owns nothing yet, or here, is among the newest.
+        """
+        older = (
             at
             for at in self._maintaining
             if at[0] == partition and at[1][0] == projector and self.by_key[at].number < number
-        ]
-        kept = owners() if older else ()
-        for at in older:
+        )
+        spare = sorted(older, key=lambda at: -self.by_key[at].number)[NEWEST_KEPT - 1 :]
+        kept = owners() if spare else ()
+        for at in spare:
             if at[1] not in kept:
                 self._unlink(at)
         if len(self.by_key) >= CHAINS_MAX:

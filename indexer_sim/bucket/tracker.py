@@ -104,8 +104,8 @@ BOUNDARIES_MAX = 256
 LISTED_MAX = 64
 """So many different lists of indexes are remembered: there are few connections at a time."""
 
-TAKEN_MAX = 512
-"""So many generations are told of, the newest: each projector has one, as a rule."""
+TAKEN_MAX = 1_024
+"""So many generations are told of, the newest: each projector has four at most."""
 
 MARK_RECORD = struct.Struct(">QQQiq")
 

@@ -72,3 +72,12 @@ class Run:
         """Return the vbuckets that have begun here, or may begin yet."""
         over = self.ended.keys() | self.refused.keys() | self.departed | self.given_up
         return set(self.vbuckets) - over
+
+    def refused_lately(self) -> set[int]:
+        """Return the vbuckets that the store has refused, and nobody has asked for again."""
+        return self.refused.keys() - self.ended.keys() - self.departed - self.given_up
+
+    def unfinished(self) -> set[int]:
+        """Return the vbuckets of which something may still come here."""
+        over = self.ended.keys() | self.refused.keys() | self.given_up
+        return (set(self.vbuckets) - over) | (self.positions.keys() - self.given_up)

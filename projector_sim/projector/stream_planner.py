@@ -451,11 +451,12 @@ class StreamPlanner:
         runs = list(self.maintenance.get(bucket, ()))
         kept = sorted(runs, key=lambda run: len(run.open() - lost))[1 - CONNECTIONS_MAX :]
         for run in runs:
-            if run not in kept:
-                lost |= run.open() & here.owned
+            if run not in kept or not run.open() - lost:
+                # What the store refuses goes along: only who was refused knows of it.
+                lost |= (run.open() | run.refused_lately()) & here.owned
         actions: list[Action] = []
         for run in runs:
-            given = lost & (run.open() | run.positions.keys())
+            given = lost & run.unfinished()
             if not run.open() - lost:
                 actions.append(self._close(run, "replaced", now_ms))
             elif given:
@@ -523,7 +524,7 @@ class StreamPlanner:
             here = run.begun()
             if now_ms - run.heard_ms < BEGIN_TIMEOUT_MS:
                 # Of those that were refused, too: who holds what was lost goes back first.
-                here |= run.open() | (run.refused.keys() - run.ended.keys() - run.departed)
+                here |= run.open() | run.refused_lately()
             lacking -= here
             ignored |= dict.fromkeys(self._taken_from(run, here & there.owned), run.number)
         if self._is_ignored_for_long(bucket, max(ignored.values(), default=0), now_ms):
@@ -568,9 +569,17 @@ class StreamPlanner:
             number = source.number if source else 0
             if there is None or not self._may(bucket, now_ms) or not self.streamed(bucket):
                 continue
-            if self.lacking(bucket, there, now_ms):
+            if self.lacking(bucket, there, now_ms) or self._has_missed(bucket, there, now_ms):
                 found.append(StreamAwaited(bucket, number))
         return tuple(found)
+
+    def _has_missed(self, bucket: str, there: SourceBucket, now_ms: int) -> bool:
+        """Tell whether streams were to begin under a number that another was given after."""
+        source, stream = self._source(bucket), self.streams.get(bucket)
+        if source is None or stream is None or source.number == stream.number:
+            return False
+        is_unused = source.number > self._used.get(bucket, 0)
+        return is_unused and bool(self._to_begin(bucket, source, there, now_ms))
 
     # -- answers -----------------------------------------------------------------------------
 

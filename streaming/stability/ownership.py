@@ -40,7 +40,7 @@ from streaming.stability.vbuckets import Rows, Vbuckets
 
 CONNECTIONS_MAX = 32
 """So many connections are remembered, and as many again as own or wait for anything, up to:"""
-OWNING_MAX = 256
+OWNING_MAX = 1_024
 HELD_MAX = 4
 """So many BEGINs of a vbucket are held: the newest generations."""
 EARLY_ENDS_PER_VBUCKET_MAX = 4

@@ -1766,8 +1766,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what-a-connection-that-goes-on-sends-next-is-behind-a-hole",
         "indexer_sim/bucket/chains.py",
-        "            if at[1] not in kept:\n",
-        "            if True:\n",
+        "        kept = owners() if spare else ()\n",
+        "        kept = ()\n",
         "tests/unit/indexer_sim/test_chains.py",
     ),
     Mutant(

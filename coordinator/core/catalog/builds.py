@@ -52,6 +52,9 @@ from coordinator.core.model.entities import (
 BUILT_AT_ONCE_MAX = 200
 """So many indexes one command builds: they must fit into a transaction."""
 
+RESTARTED_MAX = 256
+"""Of so many vbuckets a source tells under which number each was lost; of more, all begin again."""
+
 
 def named(state: StateContext, command: BuildIndexes) -> list[Versioned | str]:
     """Return the indexes that are to be built; a text stands for one that is not there."""
@@ -194,6 +197,8 @@ def _renewed(
         return Source(projector, incarnation, number, began=number)
     restarted = dict(zip(held.restarted, held.under, strict=True))
     restarted.update(dict.fromkeys(command.vbuckets, number))
+    if len(restarted) > RESTARTED_MAX:
+        return Source(projector, incarnation, number, began=number)
     vbuckets = tuple(sorted(restarted))
     under = tuple(restarted[vbucket] for vbucket in vbuckets)
     return Source(projector, incarnation, number, held.began, vbuckets, under)

@@ -146,7 +146,7 @@ class ProjectorProcess:
         for action in self.planner.plan(now):
             self._carry_out(action)
         for bucket, runs in self.planner.maintenance.items():
-            begun = Counter(v for run in runs for v in run.begun())
+            begun = Counter(v for run in runs for v in run.positions.keys() - run.given_up)
             twice = [vbucket for vbucket, count in begun.items() if count > 1]
             require(not twice, "one-connection-a-vbucket", f"{bucket}: {twice}")
         answers = {(index.id, index.build, reason) for index, reason in self.planner.routed()}

@@ -14,7 +14,7 @@ from coordinator.core.model.stream_records import (
     KeyVersions,
 )
 from indexer_sim.bucket import chains
-from indexer_sim.bucket.chains import AFTER_A_HOLE, NEXT, READ_BEFORE, Chain, Chains
+from indexer_sim.bucket.chains import AFTER_A_HOLE, NEWEST_KEPT, NEXT, READ_BEFORE, Chain, Chains
 
 
 def record(ordinal: int, previous: int, **fields: Any) -> KeyVersions:
@@ -55,24 +55,25 @@ def test_partitions_and_connections_are_counted_each_for_itself() -> None:
     assert chain.follow(record(3, 0, connection=2, kind=CATCHUP), 0) == NEXT
 
 
-def test_a_maintenance_connection_supersedes_those_of_its_projector_with_lower_numbers() -> None:
+def test_the_newest_maintenance_connections_of_a_projector_supersede_the_others() -> None:
     chain = Chains()
-    chain.follow(record(3, 0), 0)
     chain.follow(record(4, 0, projector=1), 0)
+    for number in range(1, NEWEST_KEPT + 1):
+        chain.follow(record(3, 0, connection=number, number=number), 0)
+    assert chain.follow(record(4, 3, connection=1, number=1), 0) == NEXT
     chain.dirty.clear()
-    chain.follow(record(1, 0, connection=2, number=2), 0)
-    assert set(chain.by_key) == {(0, (1, 1)), (0, (0, 2))}
-    assert chain.dirty == {(0, (0, 1)), (0, (0, 2))}, "what is gone is written, too"
+    chain.follow(record(1, 0, connection=9, number=9), 0)
+    assert set(chain.by_key) == {(0, (1, 1)), *((0, (0, c)) for c in (2, 3, 4, 9))}
+    assert chain.dirty == {(0, (0, 1)), (0, (0, 9))}, "what is gone is written, too"
 
 
 def test_one_that_owns_a_vbucket_is_not_superseded() -> None:
     """A projector may have several: a newer one brings what the older one had lost."""
     chain = Chains()
-    chain.follow(record(3, 0), 0)
-    chain.follow(record(1, 0, connection=2, number=2), 0, lambda: {(0, 1)})
+    for number in range(1, NEWEST_KEPT + 3):
+        chain.follow(record(3, 0, connection=number, number=number), 0, lambda: {(0, 1)})
     assert chain.follow(record(4, 3), 0) == NEXT
-    chain.follow(record(1, 0, connection=3, number=3), 0, lambda: {(0, 1)})
-    assert set(chain.by_key) == {(0, (0, 1)), (0, (0, 3))}
+    assert set(chain.by_key) == {(0, (0, c)) for c in (1, 3, 4, 5, 6)}
 
 
 def test_a_connection_that_ends_supersedes_nobody() -> None:

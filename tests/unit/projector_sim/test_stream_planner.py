@@ -291,6 +291,40 @@ def test_all_streams_begin_if_the_number_says_so_or_nothing(began: int) -> None:
     assert given.planner.maintenance["b"] == [opened.run]
 
 
+def test_what_is_refused_on_two_connections_is_asked_for_no_more_often_than_on_one() -> None:
+    """It waits for a rollback. Found by an attack: each new number closed the other connection."""
+    given = Given(an_index(state=MAINTENANCE))
+    given.streaming(1)
+    given.own(OWNED | {6})
+    given.renew(2, began=1)
+    given.opened().refused[6] = 0
+    given.own(OWNED | {6, 7})
+    given.renew(3, began=1)
+    run = given.opened()
+    assert run.vbuckets == (6, 7), "what is refused goes along"
+    run.refused |= {6: 0, 7: 0}
+    run.heard_ms = given.now
+    assert given.waiting() == []
+    given.now += BEGIN_TIMEOUT_MS
+    assert given.waiting() == [3]
+
+
+@pytest.mark.parametrize("source", [{"began": 1, "restarted": (2,), "under": (2,)}, {"began": 2}])
+def test_who_sees_a_number_of_its_own_after_that_of_another_asks_for_the_next(
+    source: dict[str, Any],
+) -> None:
+    given = Given(an_index(state=MAINTENANCE))
+    first = given.streaming(1)
+    given.renew(3, mine=2, **source)
+    assert given.plan() == []
+    assert given.waiting() == [2]
+    given.renew(4, **source)
+    gave_up_or_closed, opened = given.plan()
+    assert gave_up_or_closed.run is first
+    assert 2 in opened.run.vbuckets
+    assert given.waiting() == []
+
+
 def test_a_vbucket_that_came_back_before_its_end_was_read_ends_where_it_was() -> None:
     given = Given(an_index(state=MAINTENANCE))
     first = given.streaming(1)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.core.catalog import ddl
+from coordinator.core.catalog.builds import RESTARTED_MAX
 from coordinator.core.catalog.decisions import Accepted, Parked, Unchanged
 from coordinator.core.consensus.build_progress import Progress, Progresses, entries_told, of_filling
 from coordinator.core.model.commands import (
@@ -200,8 +201,10 @@ def test_who_streams_already_begins_what_it_lacks_and_what_was_lost_unless_that_
     assert source == Source(1, 8, fourth, first, (3, 5, 7), (fourth, third, fourth))
     fifth, source = renewed((1, 8), vbuckets=(3,), whole=frozenset({(1, 8)}))
     assert source == Source(1, 8, fifth, fifth)
-    sixth, source = renewed((1, 9))
-    assert source == Source(1, 9, sixth, sixth), "it has had no streams yet"
+    sixth, source = renewed((1, 8), vbuckets=tuple(range(RESTARTED_MAX + 1)))
+    assert source == Source(1, 8, sixth, sixth), "so many that all of them may begin"
+    seventh, source = renewed((1, 9))
+    assert source == Source(1, 9, seventh, seventh), "it has had no streams yet"
 
 
 def test_a_generation_that_was_decided_against_an_older_one_is_not_made() -> None:
