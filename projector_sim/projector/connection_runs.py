@@ -70,8 +70,7 @@ class Run:
 
     def open(self) -> set[int]:
         """Return the vbuckets that have begun here, or may begin yet."""
-        over = self.ended.keys() | self.refused.keys() | self.departed | self.given_up
-        return set(self.vbuckets) - over
+        return self.unfinished() - self.departed
 
     def refused_lately(self) -> set[int]:
         """Return the vbuckets that the store has refused, and nobody has asked for again."""
@@ -79,5 +78,4 @@ class Run:
 
     def unfinished(self) -> set[int]:
         """Return the vbuckets of which something may still come here."""
-        over = self.ended.keys() | self.refused.keys() | self.given_up
-        return (set(self.vbuckets) - over) | (self.positions.keys() - self.given_up)
+        return set(self.vbuckets) - self.ended.keys() - self.refused.keys() - self.given_up

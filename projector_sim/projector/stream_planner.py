@@ -704,6 +704,9 @@ class StreamPlanner:
                 known.after.clear()
                 known.again.clear()
                 known.repeats = 0
+        builds = ((index_id, streamed[index_id].build) for index_id in missed)
+        lacks = chain.from_iterable(self._backfills[build].after.values() for build in builds)
+        waited_for = {number for number, _ in lacks}
         actions: list[Action] = []
         for source in self.maintenance[bucket]:
             begun = source.begun()
@@ -711,9 +714,7 @@ class StreamPlanner:
             attached = tuple(index_id for index_id, vbuckets in again.items() if vbuckets)
             if attached:
                 actions.append(Carry(source, attached, frozenset().union(*again.values())))
-            builds = ((i, streamed[i].build) for i in missed)
-            waited_for = chain.from_iterable(self._backfills[b].after.values() for b in builds)
-            if any(number == source.number for number, _ in waited_for):
+            if source.number in waited_for:
                 actions.append(Probe(source))
         return actions
 

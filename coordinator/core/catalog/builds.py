@@ -192,13 +192,13 @@ def _renewed(
 ) -> Source:
     """Return a source under its new number: all of its streams begin, or those that are lost."""
     projector, incarnation = process_id
-    goes_on = held is not None and held.incarnation == incarnation and held.began > 0
-    if held is None or not goes_on or process_id in command.whole:
-        return Source(projector, incarnation, number, began=number)
+    whole = Source(projector, incarnation, number, began=number)
+    if held is None or held.incarnation != incarnation or not held.began:
+        return whole
     restarted = dict(zip(held.restarted, held.under, strict=True))
     restarted.update(dict.fromkeys(command.vbuckets, number))
-    if len(restarted) > RESTARTED_MAX:
-        return Source(projector, incarnation, number, began=number)
+    if process_id in command.whole or len(restarted) > RESTARTED_MAX:
+        return whole
     vbuckets = tuple(sorted(restarted))
     under = tuple(restarted[vbucket] for vbucket in vbuckets)
     return Source(projector, incarnation, number, held.began, vbuckets, under)

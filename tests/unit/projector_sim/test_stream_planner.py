@@ -111,6 +111,15 @@ class Given:
         self.begun(run, at)
         return run
 
+    def beside(self, at: int = 10) -> tuple[Run, Run]:
+        """Return maintenance of what was owned, and that of vbucket 6, which came later."""
+        first = self.streaming(1)
+        self.own(OWNED | {6})
+        self.renew(2, began=1)
+        second = self.opened()
+        self.begun(second, at)
+        return first, second
+
     def begun(self, run: Run, at: int = 10) -> None:
         for vbucket in run.vbuckets:
             run.vbuuids[vbucket], run.positions[vbucket] = BRANCH, at
@@ -249,10 +258,7 @@ def test_under_a_new_number_only_what_is_lacking_begins() -> None:
 
 def test_a_connection_that_breaks_takes_nothing_of_the_other_with_it() -> None:
     given = Given(an_index(state=MAINTENANCE))
-    first = given.streaming(1)
-    given.own(OWNED | {6})
-    given.renew(2, began=1)
-    given.begun(given.opened())
+    first, _ = given.beside()
     given.planner.closed(first, given.now)
     assert given.waiting() == [2]
     given.renew(3, began=1)
@@ -352,7 +358,7 @@ def test_a_number_under_which_nothing_is_lacking_any_more_opens_nothing() -> Non
 def test_a_bucket_has_a_few_connections_and_a_new_one_takes_over_from_the_smallest() -> None:
     given = Given(an_index(state=MAINTENANCE))
     given.own(frozenset({0, 1, 2}))
-    given.begun(given.streaming(1))
+    given.streaming(1)
     for number, vbucket in enumerate((3, 4, 5, 6, 7), 2):
         given.own(frozenset(range(vbucket + 1)))
         given.renew(number, began=1)
@@ -365,11 +371,7 @@ def test_a_bucket_has_a_few_connections_and_a_new_one_takes_over_from_the_smalle
 
 def test_what_each_connection_brings_is_backfilled_under_its_number() -> None:
     given = Given(an_index())
-    given.begun(given.streaming(1))
-    given.own(OWNED | {6})
-    given.renew(2, began=1)
-    beside = given.opened()
-    given.begun(beside, at=20)
+    _, beside = given.beside(at=20)
     first = given.opened()
     assert (first.number, first.vbuckets) == (1, (0, 1, 2, 3))
     assert given.planner.carrier(first) is given.planner.maintenance["b"][0]
@@ -383,10 +385,7 @@ def test_what_each_connection_brings_is_backfilled_under_its_number() -> None:
 
 def test_what_a_host_lacks_of_either_connection_is_sent_again() -> None:
     given = Given(an_index())
-    given.begun(given.streaming(1))
-    given.own(OWNED | {6})
-    given.renew(2, began=1)
-    given.begun(given.opened())
+    given.beside()
     for _ in range(2):
         run = given.opened()
         given.finish(run)
@@ -403,20 +402,14 @@ def test_what_a_host_lacks_of_either_connection_is_sent_again() -> None:
 
 def test_a_catch_up_over_two_connections_is_two() -> None:
     given = Given(an_index(state=MAINTENANCE))
-    given.begun(given.streaming(1))
-    given.own(OWNED | {6})
-    given.renew(2, began=1)
-    given.begun(given.opened())
+    given.beside()
     given.planner.request(request(0, 6))
     assert [(a.run.number, a.run.vbuckets) for a in given.plan(Open)] == [(1, (0,)), (2, (6,))]
 
 
 def test_what_is_ignored_of_one_connection_leaves_the_other_alone() -> None:
     given = Given(an_index(state=MAINTENANCE))
-    first = given.streaming(1)
-    given.own(OWNED | {6})
-    given.renew(2, began=1)
-    given.begun(given.opened())
+    first, _ = given.beside()
     given.takes(5, 1)
     assert given.waits_when_it_is_certain() == [2]
     given.renew(6, began=1)
