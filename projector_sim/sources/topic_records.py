@@ -131,6 +131,10 @@ def _text_id(key: bytes | None) -> bytes:
 
 READ_OPERATIONS = ("c", "u", "r")
 DELETED, MESSAGE = "d", "m"
+UNAVAILABLE = "__debezium_unavailable_value"
+"""What a column has instead of a large value of PostgreSQL or Oracle that was not logged."""
+UNAVAILABLE_64 = base64.b64encode(UNAVAILABLE.encode()).decode()
+"""The same where the column has bytes."""
 
 
 def _debezium(datum: Callable[[bytes], Any]) -> Decoder:
@@ -182,7 +186,18 @@ def _after(event: Any) -> bytes | None:
         after = _loaded(after.encode())
     if not isinstance(after, dict):
         raise RecordError("no_document", f"a change event {operation!r} without the row after it")
-    return _dumped(after)
+    body = _dumped(after)
+    if UNAVAILABLE.encode() in body or UNAVAILABLE_64.encode() in body:
+        _check_is_whole(body)
+    return body
+
+
+def _check_is_whole(body: bytes) -> None:
+    """Refuse a row with a column that the database did not log, as it stayed as it was."""
+    for name, value in orjson.loads(body).items():
+        if value in (UNAVAILABLE, UNAVAILABLE_64, [UNAVAILABLE]):
+            problem = f"the change event has no value for {name:.80}, which is large and stayed"
+            raise RecordError("incomplete_row", f"{problem}: set REPLICA IDENTITY FULL")
 
 
 def _id_of(key: Any) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from confluent_kafka import Producer
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from coordinator import codec
 from coordinator.core.model.entities import Bucket
@@ -103,6 +103,11 @@ class Job(Child):
             return DeltaTable(self.folder / ARCHIVE / name)
         except TableNotFoundError:
             return None
+        except DeltaError as error:
+            # The folder goes while it is looked at: the job begins anew where none is complete.
+            if "does not exist" in str(error):
+                return None
+            raise
 
     @property
     def count(self) -> int:

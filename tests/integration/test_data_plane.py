@@ -87,6 +87,57 @@ def test_a_second_build_starts_from_nothing_while_the_first_index_serves(plant: 
     plane.agrees()
 
 
+def test_connections_go_on_while_vbuckets_move_between_nodes(plant: Cluster) -> None:
+    """A projector opens a connection for what has moved to it, and for nothing else."""
+    chance = random.Random(7)
+    plane = DataPlane(plant, "moving", VBUCKETS)
+    plane.write(some_documents(chance, 500, 500))
+    plane.create(BY_CITY, PRIMARY)
+    first = _streaming(plane, {0: [VBUCKETS // 2], 1: [VBUCKETS // 2]})
+    _move(plane, 1, 3)
+    second = _streaming(plane, {0: [VBUCKETS // 2 - 3], 1: [3, VBUCKETS // 2]})
+    plane.write(some_documents(chance, 200, 600))
+    _move(plane, 0, 5)
+    third = _streaming(plane, {0: [5, VBUCKETS // 2 - 3], 1: [VBUCKETS // 2 - 2]})
+    plane.write(some_documents(chance, 200, 700))
+    assert first < second, "those of both projectors have gone on beside one more"
+    assert len(first & third) == 2, "what was asked for anew is none of them"
+    assert len(third - second) == 1
+    plane.agrees()
+
+
+def _move(plane: DataPlane, to: int, count: int) -> None:
+    """Have a node take the first vbuckets that the other one owns."""
+    shown = plane.cluster.http.get(f"{plane.path}/vbuckets").json()
+    others = [v for v, owner in enumerate(shown["owners"]) if owner != to]
+    body = {"to": to, "vbuckets": others[:count]}
+    answer = plane.cluster.http.post(f"{plane.path}/move", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+def _streaming(plane: DataPlane, wanted: dict[int, list[int]]) -> set[str]:
+    """Wait until each node has connections of so many vbuckets; return the ids of all."""
+    seen: dict[str, Any] = {}
+
+    def are_there() -> bool:
+        listed = plane.cluster.http.get(f"{plane.kv.url}/v1/connections").json()["connections"]
+        seen.clear()
+        for one in listed:
+            if (one["bucket"], one["kind"]) == (plane.bucket, "maintenance"):
+                seen[one["id"]] = one
+        found: dict[int, list[int]] = {node: [] for node in wanted}
+        for one in seen.values():
+            found[one["node"]].append(one["vbuckets"])
+        return {node: sorted(counts) for node, counts in found.items()} == wanted
+
+    try:
+        wait_until(are_there, "the connections are as they should be")
+    except AssertionError as error:
+        error.add_note(f"wanted {wanted}, found {seen}")
+        raise
+    return set(seen)
+
+
 def test_dropping_an_index_leaves_the_others_alone(plant: Cluster) -> None:
     chance = random.Random(5)
     plane = DataPlane(plant, "dropping", VBUCKETS)

@@ -201,21 +201,42 @@ def test_topics_that_are_not_there_or_the_clusters_own_are_refused(plant: Cluste
             client.add_bucket("none", topic=plant.topic(DEAD_LETTER))
 
 
+def run(plant: Cluster, *example: str) -> str:
+    """Run an example to its end; return what it has printed."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES.joinpath(*example)), plant.servers],
+        env={**os.environ, "INDEXCTL_URL": ",".join(plant.urls)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=4 * DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_what_debezium_has_recorded_of_a_database_is_indexed_and_can_come_again(
+    plant: Cluster,
+) -> None:
+    """The example compares the indexes with what PostgreSQL had, and fails if they differ."""
+    admin = AdminClient({"bootstrap.servers": plant.servers, "log_level": 2})
+    try:
+        shown = run(plant, "debezium", "replay.py")
+        assert shown.startswith('customers by tag: a "c" Eva, a, b Eva, back Fritz, moved Chloé')
+        assert shown.splitlines()[1] == "lines by thing: clock 3, lamp 2, rug 9007199254740993"
+        assert run(plant, "debezium", "replay.py") == shown
+    finally:
+        topics = ["shop.public.customers", "shop.public.order_lines"]
+        for deleted in admin.delete_topics(topics).values():
+            deleted.result(DEADLINE_S)
+
+
 def test_the_example_of_orders_is_loaded_once_and_each_write_is_seen(plant: Cluster) -> None:
     admin = AdminClient({"bootstrap.servers": plant.servers, "log_level": 2})
     try:
         assert orders_example.load(plant.servers, plant.urls, 1) == orders_example.ORDERS
         assert orders_example.load(plant.servers, plant.urls, 1) == 0
-        done = subprocess.run(
-            [sys.executable, str(EXAMPLES / "orders.py"), plant.servers],
-            env={**os.environ, "INDEXCTL_URL": ",".join(plant.urls)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=4 * DEADLINE_S,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("and see") == 5
+        assert run(plant, "orders.py").count("and see") == 5
         with plant.client() as client:
             definition = {"name": "by_city", "bucket": "orders"}
             index = client.create_index({**definition, "expressions": ["country", "city"]})["index"]

@@ -9,6 +9,7 @@ import struct
 import uuid
 from contextlib import suppress
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import fastavro
@@ -19,12 +20,18 @@ from hypothesis import strategies as st
 from coordinator.core.keys.key_versions import DOCUMENT_ID_BYTES_MAX
 from coordinator.core.model.entities import DOCUMENT_FORMATS
 from projector_sim.sources.topic_records import (
+    UNAVAILABLE,
+    UNAVAILABLE_64,
     AvroSchema,
     Document,
     RecordError,
     decoder_of,
     parse_avro,
 )
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "debezium"
+WITH_SCHEMAS = Path(__file__).parent / "debezium_with_schemas"
+"""The same with --schemas, as the program of the example has recorded it."""
 
 CITY = {
     "type": "record",
@@ -186,6 +193,63 @@ def test_a_deleted_row_is_a_deletion_and_a_message_is_nothing() -> None:
     assert read("debezium-json", None, event("m", None)) is None
 
 
+def test_a_text_that_speaks_of_values_that_are_missing_is_one_that_is_there() -> None:
+    row = {"a": f"what is {UNAVAILABLE}?", "b": {"c": UNAVAILABLE}}
+    assert read("debezium-json", b'{"id":1}', event("u", row)) == (
+        b"1",
+        json.dumps(row, separators=(",", ":")).encode(),
+    )
+
+
+@pytest.mark.parametrize("folder", [EXAMPLE, WITH_SCHEMAS])
+def test_what_debezium_tells_of_a_database_becomes_what_the_database_has(folder: Path) -> None:
+    """Its own engine has written these messages, and PostgreSQL the tables."""
+    found: dict[str, dict[bytes, Any]] = {}
+    refused: list[tuple[str, str]] = []
+    for line in (folder / "changes.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        key, value = (text and text.encode() for text in (record["key"], record["value"]))
+        rows = found.setdefault(record["topic"].rpartition(".")[2], {})
+        try:
+            document = read("debezium-json", key, value)
+        except RecordError as error:
+            refused.append((record["key"], error.code))
+            rows.pop(error.id, None)
+            continue
+        assert document is not None
+        rows.pop(document.id, None)
+        if document.body is not None:
+            rows[document.id] = json.loads(document.body)
+    tables = json.loads((folder / "tables.json").read_text())
+    incomplete = tables["letters"].pop(0)
+    assert [code for _, code in refused] == ["incomplete_row"]
+    assert incomplete["id"] == "a"
+    assert '"a"' in refused[0][0]
+    for name, wanted in tables.items():
+        keys = ("order", "line") if name == "order_lines" else ("id",)
+        assert set(found[name]) == {_id(row, keys) for row in wanted}
+        rows = [_as_told(found[name][_id(row, keys)]) for row in wanted]
+        assert rows == [_as_told(row) for row in wanted]
+
+
+def _id(row: dict[str, Any], keys: tuple[str, ...]) -> bytes:
+    if len(keys) == 1:
+        return str(row[keys[0]]).encode()
+    return json.dumps({key: row[key] for key in keys}, separators=(",", ":")).encode()
+
+
+def _as_told(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with dates, times and JSON as values, which both write in their own way."""
+    told = dict(row)
+    if isinstance(told.get("note"), str):
+        told["note"] = json.loads(told["note"])
+    if told.get("since"):
+        told["since"] = told["since"].removesuffix("Z")
+    if told.get("seen"):
+        told["seen"] = datetime.datetime.fromisoformat(told["seen"])
+    return told
+
+
 def test_change_events_in_avro() -> None:
     key = REGISTERED.datum(2, {"id": 9})
     row = {"city": "Chur", "people": 3}
@@ -222,6 +286,9 @@ def test_change_events_in_avro() -> None:
         ("debezium-json", b'{"id":1}', event("t", None), "unknown_operation"),
         ("debezium-json", b'{"id":1}', event("u", None), "no_document"),
         ("debezium-json", b'{"id":1}', event("c", "{"), "bad_json"),
+        ("debezium-json", b'{"id":1}', event("u", {"a": UNAVAILABLE}), "incomplete_row"),
+        ("debezium-json", b'{"id":1}', event("u", {"a": UNAVAILABLE_64}), "incomplete_row"),
+        ("debezium-json", b'{"id":1}', event("u", {"a": [UNAVAILABLE]}), "incomplete_row"),
     ],
 )
 def test_what_is_no_document(
