@@ -54,6 +54,7 @@ ALL = (
     "build",
     "scan",
     "maintenance",
+    "beside_build",
     "rollback",
     "moves",
     "catch_up",
@@ -81,6 +82,7 @@ DATA_PLANE: dict[str, Callable[[data_plane.DataPlane], Any]] = {
     "build": data_plane.build,
     "scan": data_plane.scan,
     "maintenance": data_plane.maintenance,
+    "beside_build": data_plane.beside_build,
 }
 TIMESTAMPS: dict[str, Callable[[str], Any]] = {
     "catch_up": timestamps.catch_up,

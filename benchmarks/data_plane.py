@@ -36,6 +36,9 @@ BY_PRICE = IndexSpec("by_price", ("price",))
 BY_CITY = IndexSpec("by_city_age", ("city", "age"), where="active = TRUE")
 BY_EMAIL = IndexSpec("by_email", ("LOWER(email)",), slices=3)
 INDEXES = (BY_PRICE, BY_CITY, BY_EMAIL)
+BY_AGE = IndexSpec("by_age", ("age", "city", "name"), slices=3)
+BUILDS_BESIDE = 3
+"""So often it is built while single documents are written."""
 
 LINES, LOAD_LINES = 1_000, 20_000
 BUILD_TIMEOUT_S = 1_800.0
@@ -341,39 +344,94 @@ class Background:
 
 def latency(plane: DataPlane) -> dict[str, Any]:
     """Write one document and scan for it, at least where it was written; and scan it as it is."""
-    chance = random.Random(SEED)
-    visible, waiting, plain = list[float](), list[float](), list[float]()
+    seen = Writes(plane)
     background = Background(plane)
     began = time.perf_counter()
     try:
-        for version in range(1, WARM_UP + MODEST_ROUNDS + 1):
-            number = chance.randrange(plane.generator.documents)
-            value = plane.generator.document(number, 1_000_000 + version)
-            key, email = plane.generator.key(number).decode(), orjson.loads(value)["email"].lower()
-            started = time.perf_counter()
-            put = orjson.loads(plane.store("PUT", f"/v1/buckets/{BUCKET}/documents/{key}", value))
-            written = time.perf_counter()
-            place = {str(put["vbucket"]): [int(put["vbuuid"]), int(put["seqno"])]}
-            fresh = {"at_least": {"vbuckets": place}}
-            asked: dict[str, Any] = {"scan": {"equals": [email]}}
-            found = plane.scan(BY_EMAIL, {**asked, "consistency": fresh})
-            answered = time.perf_counter()
-            if [row["id"] for row in found["rows"]] != [key]:
-                raise AssertionError(f"{key} is not where it should be: {found['rows']}")
-            plane.scan(BY_EMAIL, asked)
-            if version > WARM_UP:
-                visible.append(answered - started)
-                waiting.append(answered - written)
-                plain.append(time.perf_counter() - answered)
+        for number in range(WARM_UP + MODEST_ROUNDS):
+            if number == WARM_UP:
+                seen.forget()
+            seen.once()
     finally:
         background.stop()
     seconds = time.perf_counter() - began
     return {
         "background_per_second": round(background.count / seconds),
-        "put_until_seen": _quantiles(visible),
-        "scan_at_least": _quantiles(waiting),
-        "scan_any": _quantiles(plain),
-        "ratio_p50": round(quantile_ms(waiting, 0.5) / quantile_ms(plain, 0.5), 1),
+        "put_until_seen": _quantiles(seen.visible),
+        "scan_at_least": _quantiles(seen.waiting),
+        "scan_any": _quantiles(seen.plain),
+        "ratio_p50": round(quantile_ms(seen.waiting, 0.5) / quantile_ms(seen.plain, 0.5), 1),
+    }
+
+
+class Writes:
+    """Single writes, each followed by a scan that has to see it; seconds of each."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        self._plane = plane
+        self._chance = random.Random(SEED)
+        self._version = 1_000_000
+        self.visible: list[float] = []
+        """From before the write until it is seen."""
+        self.waiting: list[float] = []
+        """The scan alone."""
+        self.plain: list[float] = []
+        """The same scan, as whatever is there."""
+
+    def once(self) -> None:
+        plane = self._plane
+        self._version += 1
+        number = self._chance.randrange(plane.generator.documents)
+        value = plane.generator.document(number, self._version)
+        key, email = plane.generator.key(number).decode(), orjson.loads(value)["email"].lower()
+        started = time.perf_counter()
+        put = orjson.loads(plane.store("PUT", f"/v1/buckets/{BUCKET}/documents/{key}", value))
+        written = time.perf_counter()
+        place = {str(put["vbucket"]): [int(put["vbuuid"]), int(put["seqno"])]}
+        fresh = {"at_least": {"vbuckets": place}}
+        asked: dict[str, Any] = {"scan": {"equals": [email]}}
+        found = plane.scan(BY_EMAIL, {**asked, "consistency": fresh})
+        answered = time.perf_counter()
+        if [row["id"] for row in found["rows"]] != [key]:
+            raise AssertionError(f"{key} is not where it should be: {found['rows']}")
+        plane.scan(BY_EMAIL, asked)
+        self.visible.append(answered - started)
+        self.waiting.append(answered - written)
+        self.plain.append(time.perf_counter() - answered)
+
+    def forget(self) -> None:
+        for seconds in (self.visible, self.waiting, self.plain):
+            seconds.clear()
+
+
+def beside_build(plane: DataPlane) -> dict[str, Any]:
+    """Single writes and scans for them: while nothing else happens, and while an index is built."""
+    plane.ready()
+    alone, beside = Writes(plane), Writes(plane)
+    for number in range(WARM_UP + MODEST_ROUNDS):
+        if number == WARM_UP:
+            alone.forget()
+        alone.once()
+    master = Caller(plane.cluster.master)
+    seconds, failed = 0.0, 0
+    for _ in range(BUILDS_BESIDE):
+        built = master.json("POST", "/v1/indexes", {**BY_AGE.body(BUCKET), "defer_build": False})[
+            "index"
+        ]
+        began = time.perf_counter()
+        while master.json("GET", f"/v1/indexes/{built['id']}")["index"]["state"] != "maintenance":
+            try:
+                beside.once()
+            except RuntimeError:
+                failed += 1
+        seconds += time.perf_counter() - began
+        master.json("DELETE", f"/v1/indexes/{built['id']}")
+    return {
+        "alone": _quantiles(alone.visible),
+        "beside": {**_quantiles(beside.visible), "writes": len(beside.visible), "failed": failed},
+        "documents_per_second": round(BUILDS_BESIDE * plane.generator.documents / seconds),
+        "ratio_p50": round(quantile_ms(beside.visible, 0.5) / quantile_ms(alone.visible, 0.5), 1),
+        "ratio_p99": round(quantile_ms(beside.visible, 0.99) / quantile_ms(alone.visible, 0.99), 1),
     }
 
 

@@ -88,7 +88,9 @@ def _built(name: str, fields: Fields) -> Any:
     elif type(record) is stream_records.ConsolidatedStability:
         for timestamp in record.timestamps:
             _check_vector(name, timestamp.vbuuids, timestamp.seqnos)
-    elif type(record) is entities.Rollback:
+    if type(record) is entities.Stream and not all(map(_is_whole, record.sources)):
+        raise SchemaError("bad_body", f"{name}: a source has vbuckets without their numbers")
+    if type(record) is entities.Rollback:
         _check_vector(name, record.failover_vbuuids, record.failover_seqnos)
         _check_vector(name, record.restart_vbuuids, record.restart_seqnos)
         if len(record.failover_seqnos) not in (0, 8 * len(record.vbuckets)):
@@ -112,6 +114,10 @@ _VECTORED = frozenset(
     }
 )
 """Records whose `vbuuids` and `seqnos` are a vector: 8 bytes a vbucket each."""
+
+
+def _is_whole(source: entities.Source) -> bool:
+    return len(source.restarted) == len(source.under)
 
 
 def _check_vector(name: str, vbuuids: bytes, seqnos: bytes) -> None:

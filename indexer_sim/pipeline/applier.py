@@ -227,10 +227,12 @@ class Applier:
         offsets: dict[int, int] = {}
         epochs: dict[int, int] = {}
         tracker = bucket.tracker
-        states = bucket.published.states
+        states, is_asked = bucket.published.states, False
         for partition, offset, head, items, leader_epoch in deliveries:
             if offset < bucket.offsets.get(partition, 0):
                 continue
+            # A projector may wait until that is read: a backfill goes no faster.
+            is_asked |= not items
             builds = tracker.newer_builds(head)
             if builds:
                 if offsets:
@@ -241,7 +243,7 @@ class Applier:
             offsets[partition], epochs[partition] = offset + 1, leader_epoch
         if offsets:
             bucket.apply(changes, offsets, epochs)
-        if bucket.published.states != states:
+        if is_asked or bucket.published.states != states:
             self._news()
 
     def _stability(self, timestamp: StabilityTimestamp, epoch: int) -> None:

@@ -23,10 +23,10 @@ class Run:
     `carried` are the indexes whose items are sent. `shares` has the vbuckets that are sent for some
     of them only, and for which; `builds` are the builds that it began with. `done` are the vbuckets
     whose stream has reached its end, until the stream planner has noted them. `heard_ms` is when a
-    vbucket last began or ended. `histories` has, packed, which branches each vbucket has had; empty
-    if it was one. `departed` are those that have moved to another node, and `given_up` those that
-    another connection of this projector brings by now. `ordinal` is that of the last record that
-    was passed on.
+    vbucket last began or was refused. `histories` has, packed, which branches each vbucket has had;
+    empty if it was one. `departed` are those that have moved to another node, and `given_up` those
+    that another connection of this projector brings by now. `ordinal` is that of the last record
+    that was passed on.
     """
 
     bucket: str

@@ -5,6 +5,12 @@ read a maintenance record has read all of the backfill that was sent before it. 
 ordinal that maintenance had when a step of the backfill had been sent; whatever has a higher one
 came later. A backfill whose window is spent waits until its hosts have read the oldest mark.
 
+How much may be on its way follows from how long it takes to get there, as in congestion control
+by delay (LEDBAT, RFC 6817): maintenance waits behind what is on its way, so a backfill keeps that
+short. Where indexers keep up, the window grows; where a mark takes longer than the goal, it
+shrinks. So backfills have what maintenance leaves, and a write is seen soon while an index is
+built.
+
 Without this, a backfill runs ahead of its indexers for as long as Kafka takes it. In the end Kafka
 deletes what was not read yet, and the backfill begins anew, for ever.
 """
@@ -15,7 +21,13 @@ from collections import deque
 from typing import NamedTuple
 
 WINDOW_BYTES = 16 * 1024 * 1024
-"""So much may be on its way, about; a fourth of it is a step."""
+"""At most so much may be on its way, about; a fourth of what may is a step."""
+
+FIRST_BYTES, LEAST_BYTES = 1024 * 1024, 256 * 1024
+"""What the window begins with, and what it does not shrink below."""
+
+GOAL_MS = 200
+"""So long a mark may be on its way: what a write waits for a backfill, about."""
 
 PATIENCE_MS = 10_000
 """A mark that is older counts as read: a host that reads nothing must not stop the others."""
@@ -32,14 +44,14 @@ class Mark(NamedTuple):
 class Credit:
     """The window of one backfill or catch-up."""
 
-    def __init__(self, window_bytes: int = WINDOW_BYTES) -> None:
-        self._window = window_bytes
-        self._step = window_bytes // 4
+    def __init__(self, window_bytes: int = FIRST_BYTES) -> None:
+        self.window_bytes = window_bytes
         self._total = 0
         self._on_its_way = 0
         self._unmarked = 0
         self._marks: deque[Mark] = deque()
         self._connection = 0
+        self._shrunk_ms = -1
 
     def spend(self, total_bytes: int) -> bool:
         """Note how much was sent in all; tell whether a mark is due."""
@@ -47,7 +59,7 @@ class Credit:
         self._total = total_bytes
         self._on_its_way += more
         self._unmarked += more
-        return self._unmarked >= self._step
+        return self._unmarked >= self.window_bytes // 4
 
     def mark(self, connection: int, ordinal: int, now_ms: int) -> None:
         """Note the ordinal of the maintenance connection, behind which a record comes now."""
@@ -63,7 +75,20 @@ class Credit:
             or self._marks[0].ordinal < read
             or now_ms - self._marks[0].since_ms >= PATIENCE_MS
         ):
-            self._on_its_way -= self._marks.popleft().size
+            mark = self._marks.popleft()
+            self._on_its_way -= mark.size
+            if read is not None:
+                self._adapt(mark, now_ms)
+
+    def _adapt(self, mark: Mark, now_ms: int) -> None:
+        """Let the window grow by what came in time; shrink it, once for all that was under way."""
+        took_ms = now_ms - mark.since_ms
+        if took_ms <= GOAL_MS:
+            self.window_bytes = min(WINDOW_BYTES, self.window_bytes + mark.size // 2)
+        elif mark.since_ms > self._shrunk_ms:
+            self._shrunk_ms = now_ms
+            wanted = max(self.window_bytes // 2, self.window_bytes * GOAL_MS // took_ms)
+            self.window_bytes = max(LEAST_BYTES, wanted)
 
     def _follow(self, connection: int) -> None:
         """Marks in another connection mean nothing: nobody tells of them any more."""
@@ -78,5 +103,10 @@ class Credit:
         self._marks.clear()
 
     @property
+    def is_waiting(self) -> bool:
+        """Tell whether a mark is on its way."""
+        return bool(self._marks)
+
+    @property
     def is_spent(self) -> bool:
-        return self._on_its_way >= self._window and bool(self._marks)
+        return self._on_its_way >= self.window_bytes and self.is_waiting

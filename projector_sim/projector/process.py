@@ -493,8 +493,8 @@ class Projector:
                 if kind == Kind.CLOSE:
                     continue
                 router.route(kind, body)
-                if kind not in (Kind.MUTATIONS, Kind.SYNC):
-                    self._dirty = True
+                self._dirty |= kind not in (Kind.MUTATIONS, Kind.SYNC)
+                if kind in (Kind.BEGIN, Kind.ROLLBACK):
                     line.run.heard_ms = _mono_ms()
             if len(line.run.refused) > refused:
                 self._roll_back(line.run, tuple(line.run.refused)[refused:])
@@ -514,7 +514,7 @@ class Projector:
     def _may_read(self, line: Line) -> bool:
         """Tell whether more may be sent: not too fast, and not too far ahead of the indexers."""
         credit = line.credit
-        if credit.is_spent:
+        if credit.is_waiting:
             source = self.planner.carrier(line.run)
             read = self.planner.read_by_hosts(line.run, _mono_ms())
             credit.settle(source.connection if source is not None else 0, read, _mono_ms())

@@ -186,6 +186,7 @@ class Router:
         source has JSON only, and of its documents no more is read than the indexes refer to.
         """
         self.run = run
+        self._asked = frozenset(run.vbuckets)
         self._record_bytes_max = record_bytes_max
         self._item_bytes_max = min(ITEM_BYTES_MAX, record_bytes_max)
         self.errors: Counter[int] = Counter()
@@ -280,6 +281,8 @@ class Router:
     def _begin(self, body: bytes) -> None:
         vbucket, vbuuid, seqno, _ = BEGIN_HEAD.unpack_from(body)
         run = self.run
+        if vbucket not in self._asked:
+            raise FrameError(f"vbucket {vbucket} has begun, and nobody has asked for it")
         if vbucket in run.given_up:
             return
         if self._over_soon:

@@ -876,7 +876,7 @@ class StreamPlanner:
         for host in hosts:
             heard = self._heard.get((run.bucket, host))
             if heard is not None and now_ms - self._heard_ms[run.bucket, host] < SILENT_MS:
-                found.append(min(heard.read.get(connection, (0,))))
+                found.append(min(heard.read.get(connection, ()), default=0))
         return min(found, default=None)
 
     def keeps_others_waiting(self, run: Run) -> bool:

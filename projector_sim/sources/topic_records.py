@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import hashlib
 import io
 import json
 import struct
@@ -134,7 +135,22 @@ DELETED, MESSAGE = "d", "m"
 UNAVAILABLE = "__debezium_unavailable_value"
 """What a column has instead of a large value of PostgreSQL or Oracle that was not logged."""
 UNAVAILABLE_64 = base64.b64encode(UNAVAILABLE.encode()).decode()
-"""The same where the column has bytes."""
+"""The same where the column has bytes; below, where it has other types, or several of them."""
+UNAVAILABLE_ID = str(uuid.UUID(bytes=hashlib.md5(UNAVAILABLE.encode()).digest(), version=3))
+UNAVAILABLE_NUMBERS = list(UNAVAILABLE.encode())
+UNAVAILABLE_MAP = {UNAVAILABLE: UNAVAILABLE}
+INCOMPLETE = (
+    *(UNAVAILABLE, UNAVAILABLE_64, [UNAVAILABLE], [UNAVAILABLE_64], [UNAVAILABLE_ID]),
+    *(UNAVAILABLE_NUMBERS, UNAVAILABLE_MAP, orjson.dumps(UNAVAILABLE_MAP).decode()),
+)
+MARKS = tuple(
+    text.encode()
+    for text in (
+        *(UNAVAILABLE, UNAVAILABLE_64, UNAVAILABLE_ID),
+        orjson.dumps(UNAVAILABLE_NUMBERS).decode(),
+    )
+)
+"""A document without any of these has all its values."""
 
 
 def _debezium(datum: Callable[[bytes], Any]) -> Decoder:
@@ -187,7 +203,7 @@ def _after(event: Any) -> bytes | None:
     if not isinstance(after, dict):
         raise RecordError("no_document", f"a change event {operation!r} without the row after it")
     body = _dumped(after)
-    if UNAVAILABLE.encode() in body or UNAVAILABLE_64.encode() in body:
+    if any(mark in body for mark in MARKS):
         _check_is_whole(body)
     return body
 
@@ -195,7 +211,7 @@ def _after(event: Any) -> bytes | None:
 def _check_is_whole(body: bytes) -> None:
     """Refuse a row with a column that the database did not log, as it stayed as it was."""
     for name, value in orjson.loads(body).items():
-        if value in (UNAVAILABLE, UNAVAILABLE_64, [UNAVAILABLE]):
+        if value in INCOMPLETE:
             problem = f"the change event has no value for {name:.80}, which is large and stayed"
             raise RecordError("incomplete_row", f"{problem}: set REPLICA IDENTITY FULL")
 
@@ -204,6 +220,8 @@ def _id_of(key: Any) -> bytes:
     """Return the id for a key: that of its one field, or all of it as JSON."""
     if isinstance(key, dict) and len(key) == 1:
         (key,) = key.values()
+    if key is None or key == "":
+        raise RecordError("bad_key", f"the key is {'null' if key is None else 'empty'}")
     parts = key.values() if isinstance(key, dict) else (key,)
     if any(isinstance(part, float) and abs(part) >= WHOLE_MAX for part in parts):
         raise RecordError("bad_key", "the key has a number beyond what JSON tells apart")

@@ -311,11 +311,14 @@ class Ownership:
         kept = dict(self.links)
         if len(kept) > CONNECTIONS_MAX:
             owning = self.rows.connection[self.rows.ended == OPEN]
-            active = set(owning.tolist()) | set(self._waiting())
+            owners = set(owning.tolist())
+            active = owners | set(self._waiting())
             idle = [c for c in kept if c not in active]
             for connection in idle[: max(0, len(idle) - CONNECTIONS_MAX)]:
                 del kept[connection]
-            for connection in list(kept)[: max(0, len(kept) - OWNING_MAX)]:
+            # Who only waits goes first: a BEGIN that is held may take over without it.
+            by_use = sorted(kept, key=owners.__contains__)
+            for connection in by_use[: max(0, len(kept) - OWNING_MAX)]:
                 del kept[connection]
         return {c: _as_it_is(link, before.connections.get(c)) for c, link in kept.items()}
 

@@ -4832,9 +4832,30 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-window-is-never-spent",
         "projector_sim/projector/credits.py",
-        "return self._on_its_way >= self._window and bool(self._marks)",
+        "return self._on_its_way >= self.window_bytes and self.is_waiting",
         "return False",
         "tests/unit/projector_sim/test_credits.py",
+    ),
+    Mutant(
+        "a-window-never-shrinks",
+        "projector_sim/projector/credits.py",
+        "        if took_ms <= GOAL_MS:",
+        "        if True:",
+        "tests/unit/projector_sim/test_credits.py",
+    ),
+    Mutant(
+        "a-window-shrinks-for-each-mark-of-a-round",
+        "projector_sim/projector/credits.py",
+        "elif mark.since_ms > self._shrunk_ms:",
+        "else:",
+        "tests/unit/projector_sim/test_credits.py",
+    ),
+    Mutant(
+        "nobody-is-told-that-a-mark-was-read",
+        "indexer_sim/pipeline/applier.py",
+        "is_asked |= not items",
+        "is_asked |= False",
+        "tests/unit/indexer_sim/test_applier.py",
     ),
     Mutant(
         "a-backfill-runs-ahead-of-its-indexers",

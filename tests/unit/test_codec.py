@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from coordinator import codec
 from coordinator.core.model import commands, records, stream_records
-from coordinator.core.model.entities import Entity, Rollback
+from coordinator.core.model.entities import Entity, Rollback, Source, Stream
 from coordinator.core.model.stream_records import NOT_SAID, TOGETHER_MAX
 from coordinator.core.timestamps import progress as timestamp_progress
 from schemas.registry import (
@@ -79,6 +79,15 @@ def test_a_rollback_whose_timestamps_are_none_is_refused(wrong: dict[str, bytes]
     (fine,) = (record for record in ONE_OF_EACH if isinstance(record, Rollback))
     with pytest.raises(SchemaError, match=r"no vector|other vbuckets") as caught:
         codec.decode(codec.encode(replace(fine, **wrong)))
+    assert caught.value.code == "bad_body"
+
+
+def test_a_source_that_lacks_numbers_of_its_vbuckets_is_refused() -> None:
+    (fine,) = (record for record in ONE_OF_EACH if isinstance(record, Stream))
+    source = Source(1, 5, 4, began=2, restarted=(3, 4), under=(4, 4))
+    assert codec.decode(codec.encode(replace(fine, sources=(source,)))).sources == (source,)
+    with pytest.raises(SchemaError, match="without their numbers") as caught:
+        codec.decode(codec.encode(replace(fine, sources=(replace(source, under=(4,)),))))
     assert caught.value.code == "bad_body"
 
 

@@ -298,17 +298,17 @@ class BuildCoordinator:
             if bucket not in streamed:
                 continue
             number, sources = _sources(state, bucket)
-            lost = {
-                (p.projector, p.incarnation) for p in projectors if p.projector in told.projectors
-            }
+            lost = {one for one in sources if told.is_partial or one[0] in told.projectors}
             renewal = found.get(bucket) or Renewal(number, (), told.reason, 0)
-            ids = tuple(sorted({*renewal.projectors, *(lost & sources.keys())}))
-            if ids:
+            alive = {(p.projector, p.incarnation) for p in projectors}
+            if renewal.projectors or lost & alive:
+                # Who is silent for a moment, too: what was told is answered for all of them.
                 found[bucket] = renewal._replace(
-                    projectors=ids,
+                    projectors=tuple(sorted({*renewal.projectors, *lost})),
                     restart=told.number,
                     is_spaced=True,
                     vbuckets=tuple(sorted(told.vbuckets)),
+                    whole=renewal.whole | lost if told.is_partial else renewal.whole,
                 )
         return found
 

@@ -24,6 +24,8 @@ from coordinator.core.model.records import ProjectorHeartbeat, StreamOwner
 from coordinator.core.model.stream_records import MAINTENANCE, ORDINAL_MAX, ConnectionClosed
 
 REPEAT_MS = 2_000
+TOLD_MAX = 4_096
+"""Of so many connections it is known that they were closed, the last ones."""
 REASON = "the projector has lapsed"
 
 ProcessId = tuple[int, int]
@@ -49,7 +51,10 @@ class LapsedProjectors:
             last_ms = self._told_ms.get(named)
             is_told = last_ms is not None and view.now.mono_ms - last_ms < REPEAT_MS
             if owner.projector in lapsed and not is_told:
+                self._told_ms.pop(named, None)
                 self._told_ms[named] = view.now.mono_ms
+                if len(self._told_ms) > TOLD_MAX:
+                    del self._told_ms[next(iter(self._told_ms))]
                 found.append(CloseConnection(_closed(owner, view.now.wall_ms)))
         return found
 

@@ -32,12 +32,16 @@ Held = Mapping[int, Vector]
 
 
 class Told(NamedTuple):
-    """What `restart` said since the last renewal: highest number, whose streams, why, of what."""
+    """What `restart` said since the last renewal: highest number, whose streams, why, of what.
+
+    `is_partial`: more was said than is kept, and nobody knows of whose streams.
+    """
 
     number: int
     projectors: frozenset[int]
     reason: str
     vbuckets: frozenset[int]
+    is_partial: bool = False
 
 
 class Asked(NamedTuple):
@@ -98,7 +102,8 @@ class StreamRestart:
                     number, reason = enquiry.number, enquiry.reason
         if number == answered or self.is_quiet(view, bucket):
             return None
-        return Told(number, frozenset(projectors), reason, frozenset(vbuckets))
+        is_partial = board.dropped > answered
+        return Told(number, frozenset(projectors), reason, frozenset(vbuckets), is_partial)
 
     def is_quiet(self, view: NodeView, bucket: str) -> bool:
         """Tell whether a bucket's streams were renewed so lately that they are not renewed again

@@ -48,13 +48,17 @@ class BucketBoard(NamedTuple):
     """What is known of one bucket; `restarts` and `enquiries` ascend by number.
 
     `backwards` is the last record that has a lower number than `stability`, or the same with
-    another vector, and yet is later: numbers began again, and nothing new is taken.
+    another vector, and yet is later: numbers began again, and nothing new is taken. `restarted` is
+    the same for `restarts`. `dropped` is the number of the last restart timestamp or enquiry that
+    had no room any more.
     """
 
     stability: Read[StabilityTimestamp] | None = None
     restarts: tuple[Read[RestartTimestamp], ...] = ()
     enquiries: tuple[Read[RollbackEnquiry], ...] = ()
     backwards: StabilityTimestamp | None = None
+    restarted: RestartTimestamp | None = None
+    dropped: int = 0
 
 
 Board = Map[str, BucketBoard]
@@ -82,7 +86,7 @@ def fold(board: Board, record: Record, now: Instant) -> BoardUpdate:
         case ConsolidatedStability():
             return _stability(board, record.timestamps, now)
         case RestartTimestamp():
-            return BoardUpdate(_restart(board, record, now))
+            return _restart(board, record, now)
         case RollbackEnquiry():
             return BoardUpdate(_enquiry(board, record, now))
 
@@ -143,20 +147,35 @@ def _began_again(held: StabilityTimestamp, record: StabilityTimestamp) -> bool:
     return record.at_ms > held.at_ms
 
 
-def _restart(board: Board, record: RestartTimestamp, now: Instant) -> Board:
+def _restart(board: Board, record: RestartTimestamp, now: Instant) -> BoardUpdate:
     known = of(board, record.bucket)
-    if known.restarts and record.number <= known.restarts[-1].record.number:
-        return board
+    newest = known.restarts[-1].record if known.restarts else None
+    if newest is not None and record.number <= newest.number:
+        if record.at_ms <= newest.at_ms:
+            return BoardUpdate(board)
+        note = (
+            f"restart timestamps of {record.bucket} begin again at {record.number}, "
+            f"not above {newest.number}: they are ignored"
+        )
+        after = known._replace(restarted=record)
+        return BoardUpdate(board.set(record.bucket, after), note="" if known.restarted else note)
+    dropped = known.dropped
+    if len(known.restarts) >= RESTARTS_MAX:
+        dropped = max(dropped, known.restarts[0].record.number)
     restarts = (*known.restarts, Read(record, now))[-RESTARTS_MAX:]
-    return board.set(record.bucket, known._replace(restarts=restarts))
+    after = known._replace(restarts=restarts, restarted=None, dropped=dropped)
+    return BoardUpdate(board.set(record.bucket, after))
 
 
 def _enquiry(board: Board, record: RollbackEnquiry, now: Instant) -> Board:
     known = of(board, record.bucket)
     if known.enquiries and record.number <= known.enquiries[-1].record.number:
         return board
+    dropped = known.dropped
+    if len(known.enquiries) >= ENQUIRIES_MAX:
+        dropped = max(dropped, known.enquiries[0].record.number)
     enquiries = (*known.enquiries, Read(record, now))[-ENQUIRIES_MAX:]
-    return board.set(record.bucket, known._replace(enquiries=enquiries))
+    return board.set(record.bucket, known._replace(enquiries=enquiries, dropped=dropped))
 
 
 def has(timestamp: StabilityTimestamp | None, places: Places) -> bool:

@@ -183,6 +183,18 @@ def full_disk() -> Iterator[None]:
 # -- applying ------------------------------------------------------------------------------------
 
 
+def test_it_is_told_soon_that_a_record_without_items_was_read(bench: Bench) -> None:
+    """A backfill may wait for that."""
+    bench.feed(record(MAINTENANCE, begin(0, 0, BRANCH, (0,))))
+    before = bench.news
+    bench.feed(record(MAINTENANCE, upsert(1, b"d"), ordinal=1))
+    assert bench.news == before, "the next heartbeat will do"
+    bench.feed(record(MAINTENANCE, ordinal=2))
+    assert bench.news == before + 1
+    (read,) = bench.storage.buckets()[0].published.read
+    assert read.ordinals[0] == 2
+
+
 def test_an_entry_moves_when_its_key_or_its_slice_changes(bench: Bench) -> None:
     bench.built()
     bench.feed(record(MAINTENANCE, upsert(1, b"x"), upsert(2, b"y")))

@@ -5,9 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from projector_sim.projector.credits import PATIENCE_MS, Credit
+from projector_sim.projector.credits import (
+    GOAL_MS,
+    LEAST_BYTES,
+    PATIENCE_MS,
+    WINDOW_BYTES,
+    Credit,
+)
 
-WINDOW, STEP = 400, 100
+WINDOW, STEP = 4 * LEAST_BYTES, LEAST_BYTES
 HERE = 7
 
 
@@ -36,7 +42,7 @@ def test_a_spent_window_waits_until_the_oldest_step_is_read_by_all() -> None:
     assert credit.is_spent, "the record behind it was not read yet"
     credit.settle(HERE, 11, 0)
     assert not credit.is_spent
-    credit.spend(5 * STEP)
+    credit.spend(6 * STEP)
     assert credit.is_spent
 
 
@@ -63,16 +69,54 @@ def test_marks_of_another_maintenance_connection_mean_nothing() -> None:
     assert not credit.is_spent
 
 
+def test_the_window_grows_while_marks_come_in_time() -> None:
+    credit, now_ms, total = Credit(WINDOW), 0, 0
+    for ordinal in range(100):
+        total += credit.window_bytes // 4
+        assert credit.spend(total)
+        credit.mark(HERE, ordinal, now_ms)
+        now_ms += GOAL_MS
+        credit.settle(HERE, ordinal + 1, now_ms)
+    assert credit.window_bytes == WINDOW_BYTES
+
+
+def test_a_mark_that_takes_too_long_shrinks_the_window_once_for_all_that_was_under_way() -> None:
+    credit = spent()
+    credit.settle(HERE, 41, GOAL_MS * 4)
+    assert credit.window_bytes == WINDOW // 2
+    credit.spend(5 * STEP)
+    credit.mark(HERE, 50, GOAL_MS * 4 + 1)
+    credit.settle(HERE, 51, GOAL_MS * 5 + 101)
+    assert credit.window_bytes == WINDOW // 2 * GOAL_MS // (GOAL_MS + 100)
+
+
+def test_the_window_has_a_least_size_and_none_shrinks_it_where_nobody_reads() -> None:
+    credit, total = Credit(WINDOW), 0
+    for ordinal in range(10):
+        total += WINDOW
+        credit.spend(total)
+        now_ms = ordinal * (PATIENCE_MS + 1)
+        credit.mark(HERE, ordinal, now_ms)
+        credit.settle(HERE, 0 if ordinal < 5 else None, now_ms + PATIENCE_MS)
+        assert not credit.is_waiting
+        assert credit.window_bytes == max(LEAST_BYTES, WINDOW >> (ordinal + 1))
+    credit = spent()
+    credit.settle(HERE, None, PATIENCE_MS)
+    assert credit.window_bytes == WINDOW
+
+
 @given(st.lists(st.tuples(st.integers(1, 3 * STEP), st.booleans()), max_size=60))
 def test_what_is_on_its_way_stays_within_the_window_and_a_piece(
     steps: list[tuple[int, bool]],
 ) -> None:
+    """Whoever reads does so late: so the window does not grow."""
     credit = Credit(WINDOW)
-    total = ordinal = 0
+    total = ordinal = now_ms = 0
     sent: list[tuple[int, int]] = []
     for size, reads in steps:
         if reads:
-            credit.settle(HERE, ordinal + 1, 0)
+            now_ms += GOAL_MS + 1
+            credit.settle(HERE, ordinal + 1, now_ms)
             sent.clear()
         if credit.is_spent:
             continue
@@ -80,6 +124,6 @@ def test_what_is_on_its_way_stays_within_the_window_and_a_piece(
         ordinal += 1
         sent.append((ordinal, size))
         if credit.spend(total):
-            credit.mark(HERE, ordinal, 0)
+            credit.mark(HERE, ordinal, now_ms)
             ordinal += 1
         assert sum(size for _, size in sent) < WINDOW + 3 * STEP + STEP

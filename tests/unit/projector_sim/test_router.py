@@ -837,6 +837,14 @@ def test_what_is_no_frame_is_refused(kind: int, body: bytes) -> None:
         here.router.route(kind, body)
 
 
+def test_a_vbucket_that_nobody_has_asked_for_does_not_begin() -> None:
+    """The stream planner could make nothing of it, and another connection may bring it."""
+    here = Given(ONE)
+    with pytest.raises(FrameError, match="nobody has asked"):
+        here.begin(999)
+    assert here.run.positions == {}
+
+
 # -- frames and routes -----------------------------------------------------------------------------
 
 

@@ -1103,6 +1103,14 @@ def test_a_backfill_waits_for_the_host_that_has_read_least() -> None:
     assert given.planner.read_by_hosts(run, SILENT_MS - 1) == 5
 
 
+def test_who_says_of_no_partition_how_far_it_has_read_has_read_nothing() -> None:
+    given = Given(an_index())
+    run = given.streaming()
+    read = (ConnectionRead(ME, run.connection, ()),)
+    given.planner.note_heartbeat(make_watermarks(1, NOTHING, indexes=(1,), read=read))
+    assert given.planner.read_by_hosts(run, 0) == 0
+
+
 def test_who_is_not_heard_is_not_waited_for() -> None:
     given = Given(an_index())
     run = given.streaming()

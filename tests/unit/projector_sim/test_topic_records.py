@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from coordinator.core.keys.key_versions import DOCUMENT_ID_BYTES_MAX
 from coordinator.core.model.entities import DOCUMENT_FORMATS
 from projector_sim.sources.topic_records import (
+    INCOMPLETE,
     UNAVAILABLE,
-    UNAVAILABLE_64,
     AvroSchema,
     Document,
     RecordError,
@@ -286,15 +286,28 @@ def test_change_events_in_avro() -> None:
         ("debezium-json", b'{"id":1}', event("t", None), "unknown_operation"),
         ("debezium-json", b'{"id":1}', event("u", None), "no_document"),
         ("debezium-json", b'{"id":1}', event("c", "{"), "bad_json"),
-        ("debezium-json", b'{"id":1}', event("u", {"a": UNAVAILABLE}), "incomplete_row"),
-        ("debezium-json", b'{"id":1}', event("u", {"a": UNAVAILABLE_64}), "incomplete_row"),
-        ("debezium-json", b'{"id":1}', event("u", {"a": [UNAVAILABLE]}), "incomplete_row"),
+        ("debezium-json", b"null", event("c", {}), "bad_key"),
+        ("debezium-json", b'{"id":null}', event("c", {}), "bad_key"),
+        ("debezium-json", b'{"id":""}', event("c", {}), "bad_key"),
     ],
 )
 def test_what_is_no_document(
     format_name: str, key: bytes | None, value: bytes | None, code: str
 ) -> None:
     assert reason(format_name, key, value) == code
+
+
+@pytest.mark.parametrize("value", INCOMPLETE)
+def test_a_large_value_that_was_not_logged_makes_a_row_incomplete(value: Any) -> None:
+    """Seen of Debezium 3.2, by type of the column: text, bytea, text[], bytea[], uuid[], int[],
+    and hstore in both of its shapes."""
+    assert (
+        reason("debezium-json", b'{"id":1}', event("u", {"a": 1, "b": value})) == "incomplete_row"
+    )
+
+
+def test_what_an_array_of_identifiers_has_is_the_one_that_debezium_makes() -> None:
+    assert ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"] in INCOMPLETE
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from coordinator.core.model.stream_records import (
     Sync,
 )
 from coordinator.core.model.vectors import Vector
-from streaming.stability.fold import Control
+from streaming.stability.fold import Control, owners
+from streaming.stability.ownership import OWNING_MAX
 from tests.support.stability_bench import Bench, begin, closed, end, sync
 from tests.support.stability_world import World
 
@@ -190,3 +191,16 @@ def test_no_position_is_beyond_what_was_said(
                 assert all(v <= s for v, s in zip(vector.seqnos.tolist(), said, strict=True))
             batch = []
         n += 1
+
+
+def test_of_very_many_connections_those_that_own_nothing_are_forgotten_first() -> None:
+    """The END of an owner that nobody remembers would end nothing."""
+    size = 512
+    bench = Bench(size)
+    bench.read(*(begin(v, 1, v + 1, 0, number=9, projector=0) for v in range(size)))
+    for n in range(OWNING_MAX + 9):
+        bench.read(begin(n % size, 100 + n, 1, 0, number=9, projector=1 + n % 3))
+    assert len(bench.state.connections) == OWNING_MAX
+    assert 1 in bench.state.connections
+    bench.read(*(end(v, 1, 9_000 + v, projector=0) for v in range(size)))
+    assert all(owner.connection != 1 for owner in owners(bench.state))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from coordinator.core.consensus.effects import CloseConnection
-from coordinator.core.leader.lapsed_projectors import REPEAT_MS, LapsedProjectors
+from coordinator.core.leader.lapsed_projectors import REPEAT_MS, TOLD_MAX, LapsedProjectors
 from coordinator.core.model.entities import Source
 from coordinator.core.model.records import StreamOwner
 from coordinator.core.model.stream_records import MAINTENANCE, ORDINAL_MAX, ConnectionClosed
@@ -71,6 +71,18 @@ def test_it_is_said_again_while_it_owns_something_and_not_more_often() -> None:
     view.peers.applications = {}
     view.advance(REPEAT_MS)
     assert closed(lapsed, view) == []
+
+
+def test_of_many_connections_that_were_closed_the_last_are_known() -> None:
+    """Those of an application gone wrong may be of buckets that nobody has."""
+    view: Any = View()
+    view.silent[1] = LAPSED_MS + 1
+    lapsed = LapsedProjectors()
+    for connection in range(TOLD_MAX + 10):
+        owner = replace(SECOND, bucket=f"b{connection}", connection=connection)
+        view.peers.applications["0/1"].beat.owners = (owner,)
+        assert closed(lapsed, view) == [connection]
+    assert lapsed.buckets == {f"b{n}" for n in range(10, TOLD_MAX + 10)}
 
 
 def test_an_application_that_is_away_says_nothing_of_owners() -> None:

@@ -34,13 +34,15 @@ from coordinator.core.model.records import (
     StreamOwner,
 )
 from coordinator.core.model.stream_records import (
+    SYNC_MISSING,
     FailoverBranch,
     RestartRequested,
     RestartTimestamp,
+    RollbackEnquiry,
 )
 from coordinator.core.model.types import Cas, Instant, Seqno, Vbuuid
 from coordinator.core.model.vectors import Vector
-from coordinator.core.timestamps.board import EMPTY, fold
+from coordinator.core.timestamps.board import EMPTY, ENQUIRIES_MAX, fold
 from tests.support.indexes import make_index, make_indexer_beat, make_watermarks
 
 WAIT_MS = 2_000
@@ -131,6 +133,58 @@ def test_streams_that_were_renewed_are_not_renewed_at_once_again(
     assert restarting.told(view, "travel", 0) is None
     view.advance(1)
     assert restarting.told(view, "travel", 0) is not None
+
+
+# -- what is lost is answered for all of whom it was told -----------------------------------------
+
+
+def an_enquiry(number: int, vbucket: int, projector: int) -> RollbackEnquiry:
+    return RollbackEnquiry(
+        bucket="travel",
+        number=number,
+        vbucket=vbucket,
+        vbuuid=7,
+        seqno=5,
+        seen_vbuuid=7,
+        seen_seqno=5,
+        projector=projector,
+        connection=70 + projector,
+        reason=SYNC_MISSING,
+        at_ms=1,
+    )
+
+
+def renewed_for(view: Any, *told: Any, beating: tuple[int, ...]) -> Any:
+    """Return the renewal for what was told of the streams of projectors 0 and 1."""
+    building = a_building(view, make_index(1, 1, state=MAINTENANCE), live=(1,))
+    stream = Stream("travel", 5, (Source(0, 9, 5, 5), Source(1, 9, 5, 5)), b"", b"", "")
+    view.state = evolve(view.state, [(Mutation("Changed", stream.key, b"", stream), 9)])
+    for record in told:
+        view.timestamps = fold(view.timestamps, record, view.now).board
+    beats: Any = [SimpleNamespace(projector=p, incarnation=9, waiting=()) for p in beating]
+    return building._wanted(view, beats).get("travel")
+
+
+def test_who_is_silent_for_a_moment_has_its_streams_begun_again_with_those_of_others(
+    view: Any,
+) -> None:
+    """An enquiry is made once: a renewal that answers it for one of two loses it for the other."""
+    told = an_enquiry(1, 0, 0), an_enquiry(2, 1, 1)
+    renewal = renewed_for(view, *told, beating=(0,))
+    assert renewal.projectors == ((0, 9), (1, 9))
+    assert (renewal.vbuckets, renewal.restart) == ((0, 1), 2)
+    assert renewed_for(view, beating=()) is None, "nobody is there to stream: it is told later"
+
+
+def test_where_more_was_told_than_is_kept_all_streams_begin_again(view: Any) -> None:
+    told = [an_enquiry(number, number % 2, 0) for number in range(1, ENQUIRIES_MAX + 2)]
+    renewal = renewed_for(view, *told, beating=(0, 1))
+    assert renewal.projectors == ((0, 9), (1, 9))
+    assert renewal.whole == {(0, 9), (1, 9)}
+    told = [*told[:ENQUIRIES_MAX]]
+    view.timestamps = EMPTY
+    renewal = renewed_for(view, *told, beating=(0, 1))
+    assert (renewal.projectors, renewal.whole) == (((0, 9),), frozenset())
 
 
 # -- who takes part ------------------------------------------------------------------------------

@@ -196,6 +196,20 @@ def test_the_last_restarts_and_enquiries_are_kept() -> None:
     assert [r.record.number for r in known.restarts] == list(range(4, RESTARTS_MAX + 4))
     assert [r.record.number for r in known.enquiries] == list(range(6, ENQUIRIES_MAX + 6))
     assert known.stability is None
+    assert known.dropped == 5, "more was said of both than is kept"
+    assert of(folded(restart(1), enquiry(1)), "b").dropped == 0
+
+
+def test_restart_timestamps_that_begin_again_are_told_of_once() -> None:
+    board = folded(restart(2**63 - 1, 4))
+    later = replace(restart(1, 4), at_ms=restart(2**63 - 1).at_ms + 1)
+    board, problem, note = fold(board, later, at(0))
+    assert (problem, note) == (
+        "",
+        f"restart timestamps of b begin again at 1, not above {2**63 - 1}: they are ignored",
+    )
+    assert fold(board, replace(later, number=2), at(0)).note == ""
+    assert fold(board, restart(2**63 - 1, 4), at(0)) == (board, "", ""), "a repeat says nothing"
 
 
 # -- in a node -----------------------------------------------------------------------------------
