@@ -112,6 +112,8 @@ def move(
     body = {"to": to, "vbuckets": parse_vbuckets(vbuckets), "count": count, "source": source}
     if (vbuckets is None) == (count is None):
         raise CommandError("usage", "name either --vbuckets, or a --count of them")
+    if source == to:
+        raise CommandError("usage", f"node {to} has what it has: --from is another one")
     answer = _post(session, kv, "buckets", bucket, "move", body=body)
     tell(session, answer, plain(f"moved {len(answer['moved'])} vbuckets of {bucket} to node {to}"))
 
@@ -224,6 +226,8 @@ def parse_vbuckets(text: str | None) -> list[int] | None:
         last = last if dash else first
         if not (first.isdecimal() and last.isdecimal()) or int(last) >= 1 << 15:
             raise CommandError("usage", f"{text}: vbuckets are numbers, like 0-3,7")
+        if int(first) > int(last):
+            raise CommandError("usage", f"{text}: {first} is above {last}")
         found |= set(range(int(first), int(last) + 1))
     return sorted(found)
 

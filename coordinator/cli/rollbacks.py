@@ -18,9 +18,9 @@ def add_to(root: typer.Typer) -> None:
 def rollbacks(session: Session) -> None:
     """Show the last rollback of each bucket whose store has lost something, newest first.
 
-    vbuckets lost: how many have lost changes that an indexer held. took: how long the rollback
-    lasted, or has lasted so far. indexers done: how many of the live ones have gone back and have
-    everything again; those that are still recovering have gone back.
+    vbuckets lost: of how many it was known that they lost changes which an indexer held. took: how
+    long the rollback lasted, or has lasted so far. indexers done: how many of the live ones have
+    gone back and have everything again; those that are still recovering have gone back.
     """
     with session.connect() as client:
         found = client.list_rollbacks(consistency="linearizable")

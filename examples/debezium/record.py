@@ -8,7 +8,8 @@ Then rows come, change, go and get other keys. All of that is in `changes.jsonl`
 message, with key and value as Debezium would write them to Kafka. `tables.json` is what PostgreSQL
 has at the end, by PostgreSQL's own account: an index over the messages has to agree with it.
 
-With --schemas each message has its schema beside it, as in Debezium's own default.
+With --schemas each message has its schema beside it, as in Debezium's own default. Times and places
+in the log of PostgreSQL differ from one recording to the next, and the rest does not.
 """
 
 from __future__ import annotations
@@ -100,6 +101,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for program in ("initdb", "pg_ctl", "psql", "java"):
         shutil.which(program) or sys.exit(f"{program} is not on the PATH")
+    arguments.to.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, postgres(Path(folder)) as database:
         database.sql(TABLES)
         events = list(recorded(Path(folder), database, schemas=arguments.schemas))

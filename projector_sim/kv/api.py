@@ -289,7 +289,7 @@ def _add_levers(app: FastAPI, hub: Hub) -> None:
         if body.count is not None:
             chosen = hub.some_vbuckets(name, body.count, body.to, body.source)
         if any(vbucket >= bucket.vbuckets for vbucket in chosen):
-            raise Refusal("invalid_request", f"there are {bucket.vbuckets} vbuckets only")
+            raise Refusal("invalid_request", f"the vbuckets are 0 to {bucket.vbuckets - 1}")
         moved = hub.move(name, sorted(set(chosen)), body.to)
         return json_response({"bucket": name, "to": body.to, "moved": moved})
 

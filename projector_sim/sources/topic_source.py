@@ -213,6 +213,11 @@ class TopicSource:
 
     def _bury(self, name: str, partition: int, offset: int, reason: str, text: bytes) -> None:
         self._unreadable[name] += 1
+        if self._unreadable[name].bit_count() == 1:
+            self._status_log.info(
+                f"bucket {name}: {self._unreadable[name]} records since the start were no "
+                f"documents, and are dead letters; partition {partition}, offset {offset}: {reason}"
+            )
         bucket = self._buckets.get(name)
         topic = bucket.topic if bucket is not None else name
         self._pass_on_unreadable(

@@ -3849,7 +3849,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "only-entries-weigh",
         LOADS,
-        "return [kind for kind, total in enumerate(totals) if total]",
+        "return [kind for kind, total in enumerate(totals) if total >= WORTH[kind]]",
         "return [kind for kind, total in enumerate(totals[:1]) if total]",
         UNIT_PLANNING,
     ),

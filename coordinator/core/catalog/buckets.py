@@ -162,7 +162,8 @@ def _remove_bucket(state: StateContext, request: Request, given: Circumstances) 
 
 def _names_of_indexes(state: StateContext, bucket: str) -> list[str]:
     found = (held.entity for held in state.of_kind("index"))
-    return [i.name for i in found if isinstance(i, Index) and i.bucket == bucket]
+    indexes = (i for i in found if isinstance(i, Index) and i.bucket == bucket)
+    return [index.name for index in indexes if not index.part_of]
 
 
 BUCKET_DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]] = {

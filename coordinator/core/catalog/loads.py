@@ -29,6 +29,10 @@ class Load(NamedTuple):
 
 KINDS = range(len(Load._fields))
 
+WORTH = Load(entries=1, bytes=16 * 1024 * 1024, mutations=50)
+"""What the whole cluster has at least where a dimension counts. Of less, shares say nothing: the
+bytes of small slices change with each compaction, and one writer for a moment has all mutations."""
+
 SLICE = 10**6
 """What a slice weighs of which nothing is known: as much as the mean of those that are."""
 
@@ -81,5 +85,5 @@ def borne(
 
 
 def _counting(totals: Sequence[int]) -> list[int]:
-    """A dimension in which nobody has anything does not count."""
-    return [kind for kind, total in enumerate(totals) if total]
+    """A dimension in which there is hardly anything does not count."""
+    return [kind for kind, total in enumerate(totals) if total >= WORTH[kind]]

@@ -46,9 +46,8 @@ def place(
     alive = {candidate.id: candidate for candidate in candidates}
     missing = sorted(set(wanted) - set(alive))[:MISSING_MAX]
     if missing:
-        return Impossible(
-            f"indexers {missing} are not alive", {"missing": missing, "alive": sorted(alive)}
-        )
+        text = f"indexers {missing} are not alive, or may take nothing"
+        return Impossible(text, {"missing": missing, "alive": sorted(alive)})
     chosen = [alive[i] for i in sorted(set(wanted))] if wanted else list(alive.values())
     copies = replicas + 1
     if copies > len(chosen):

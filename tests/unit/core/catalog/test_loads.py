@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.catalog.loads import LEAST, SLICE, WHOLE, Load, Reported, borne, weigh
+from coordinator.core.catalog.loads import LEAST, SLICE, WHOLE, WORTH, Load, Reported, borne, weigh
 from tests.support.catalog_bench import CREATE, Bench
 
 
@@ -17,15 +17,24 @@ def test_what_all_copies_weigh_is_the_whole(drawn: list[tuple[int, int, int, int
     loads, copies = [Load(*d[:3]) for d in drawn], [d[3] for d in drawn]
     found = weigh(loads, copies)
     whole = sum(w * count for w, count in zip(found, copies, strict=True))
-    if any(map(any, loads)):
+    if any(load.entries for load in loads):
         assert WHOLE * 0.999 < whole <= WHOLE * (1 + 1 / LEAST)
     assert min(found) >= WHOLE // (LEAST * sum(copies))
 
 
 def test_a_weight_is_the_mean_of_the_shares_that_somebody_has() -> None:
-    loads = [Load(75, 0, 10), Load(25, 0, 30)]
+    loads = [Load(75, 0, 100), Load(25, 0, 300)]
     assert weigh(loads, [1, 1]) == [WHOLE // 2, WHOLE // 2]
-    assert weigh([Load(75, 9), Load(25, 3)], [1, 1]) == [WHOLE * 3 // 4, WHOLE // 4]
+    mega = WORTH.bytes
+    assert weigh([Load(75, 9 * mega), Load(25, 3 * mega)], [1, 1]) == [WHOLE * 3 // 4, WHOLE // 4]
+
+
+def test_a_dimension_in_which_there_is_hardly_anything_does_not_count() -> None:
+    """One writer for a moment has all mutations, and small slices change by themselves."""
+    few = [Load(75, 1, WORTH.mutations - 1), Load(25, WORTH.bytes - 2, 0)]
+    assert weigh(few, [1, 1]) == [WHOLE * 3 // 4, WHOLE // 4]
+    reported = {i: Reported(1, load) for i, load in enumerate(few, 1)}
+    assert borne((1, 2), {1: 1, 2: 1}, {}, reported) == {1: SLICE * 3 // 2, 2: SLICE // 2}
 
 
 def test_every_copy_counts() -> None:

@@ -194,11 +194,12 @@ def test_a_skewed_indexer_sheds_what_weighs_and_not_what_is_many() -> None:
 
 def test_of_two_that_relieve_as_much_the_smaller_one_moves() -> None:
     """Mutations weigh, and only bytes have to be moved."""
-    busy, large = Load(0, 1_000, 1_000), Load(0, 9_000, 0)
+    mega = 1024 * 1024
+    busy, large = Load(0, 10 * mega, 1_000), Load(0, 90 * mega, 0)
     pieces = [Piece(1, 0, (1,), busy, 1), Piece(1, 1, (1,), busy, 1), Piece(1, 2, (1,), large, 1)]
     found = plan(pieces, machines(1, 2))
     assert sorted(move.slice for move in found.moves) == [0, 1]
-    assert found.bytes == 2_000
+    assert found.bytes == 20 * mega
 
 
 def test_more_replicas_are_added_and_fewer_are_dropped() -> None:
