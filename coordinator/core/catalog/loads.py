@@ -29,9 +29,10 @@ class Load(NamedTuple):
 
 KINDS = range(len(Load._fields))
 
-WORTH = Load(entries=1, bytes=16 * 1024 * 1024, mutations=50)
+WORTH = Load(entries=1, bytes=1024 * 1024 * 1024, mutations=50)
 """What the whole cluster has at least where a dimension counts. Of less, shares say nothing: the
-bytes of small slices change with each compaction, and one writer for a moment has all mutations."""
+same entries may take 1 MB or 5 MB until they are compacted, and one writer for a moment has all
+mutations."""
 
 SLICE = 10**6
 """What a slice weighs of which nothing is known: as much as the mean of those that are."""

@@ -19,7 +19,7 @@ from coordinator.core.catalog.layouts import (
     Machine,
     Piece,
 )
-from coordinator.core.catalog.loads import Load
+from coordinator.core.catalog.loads import WORTH, Load
 from coordinator.core.catalog.planning import Plan, carry_out, plan
 from tests.unit.core.catalog.clusters import LOST, Cluster, random_cluster
 from tests.unit.core.catalog.exact_plans import clashes, largest, weights
@@ -194,12 +194,12 @@ def test_a_skewed_indexer_sheds_what_weighs_and_not_what_is_many() -> None:
 
 def test_of_two_that_relieve_as_much_the_smaller_one_moves() -> None:
     """Mutations weigh, and only bytes have to be moved."""
-    mega = 1024 * 1024
-    busy, large = Load(0, 10 * mega, 1_000), Load(0, 90 * mega, 0)
+    giga = WORTH.bytes
+    busy, large = Load(0, giga, 1_000), Load(0, 9 * giga, 0)
     pieces = [Piece(1, 0, (1,), busy, 1), Piece(1, 1, (1,), busy, 1), Piece(1, 2, (1,), large, 1)]
     found = plan(pieces, machines(1, 2))
     assert sorted(move.slice for move in found.moves) == [0, 1]
-    assert found.bytes == 20 * mega
+    assert found.bytes == 2 * giga
 
 
 def test_more_replicas_are_added_and_fewer_are_dropped() -> None:
