@@ -348,10 +348,7 @@ def latency(plane: DataPlane) -> dict[str, Any]:
     background = Background(plane)
     began = time.perf_counter()
     try:
-        for number in range(WARM_UP + MODEST_ROUNDS):
-            if number == WARM_UP:
-                seen.forget()
-            seen.once()
+        seen.rounds()
     finally:
         background.stop()
     seconds = time.perf_counter() - began
@@ -399,19 +396,20 @@ class Writes:
         self.waiting.append(answered - written)
         self.plain.append(time.perf_counter() - answered)
 
-    def forget(self) -> None:
-        for seconds in (self.visible, self.waiting, self.plain):
-            seconds.clear()
+    def rounds(self) -> None:
+        """Write as often as a latency is measured; what comes first only warms up."""
+        for number in range(WARM_UP + MODEST_ROUNDS):
+            if number == WARM_UP:
+                for seconds in (self.visible, self.waiting, self.plain):
+                    seconds.clear()
+            self.once()
 
 
 def beside_build(plane: DataPlane) -> dict[str, Any]:
     """Single writes and scans for them: while nothing else happens, and while an index is built."""
     plane.ready()
     alone, beside = Writes(plane), Writes(plane)
-    for number in range(WARM_UP + MODEST_ROUNDS):
-        if number == WARM_UP:
-            alone.forget()
-        alone.once()
+    alone.rounds()
     master = Caller(plane.cluster.master)
     seconds, failed = 0.0, 0
     for _ in range(BUILDS_BESIDE):

@@ -14,7 +14,12 @@ from starlette.responses import Response
 
 from coordinator import codec
 from coordinator.core.catalog.rebalance_plan import AwayError
-from coordinator.core.catalog.rebalances import begun, describe_rebalance
+from coordinator.core.catalog.rebalances import (
+    NOBODY_LEFT,
+    begun,
+    describe_rebalance,
+    is_everybody,
+)
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus.build_progress import Progress, entries_told, of_filling
 from coordinator.core.model import commands
@@ -106,6 +111,8 @@ def _command(
     unknown = sorted(set(body.drain) - set(registered))
     if unknown:
         raise ApiError("invalid_request", f"drain: there is no indexer {unknown[0]}")
+    if is_everybody([i for i in registered if node.peers.indexer_alive(i)], body.drain):
+        raise ApiError("invalid_request", NOBODY_LEFT)
     try:
         command, plan = planned(node, frozenset(body.drain), body.max_moves)
     except AwayError as error:

@@ -515,9 +515,9 @@ class Projector:
         """Tell whether more may be sent: not too fast, and not too far ahead of the indexers."""
         credit = line.credit
         if credit.is_waiting:
-            source = self.planner.carrier(line.run)
-            read = self.planner.read_by_hosts(line.run, _mono_ms())
-            credit.settle(source.connection if source is not None else 0, read, _mono_ms())
+            source, now_ms = self.planner.carrier(line.run), _mono_ms()
+            read = self.planner.read_by_hosts(line.run, now_ms)
+            credit.settle(source.connection if source is not None else 0, read, now_ms)
         return line.pace.due_s <= time.monotonic() and not credit.is_spent
 
     def _mark(self, line: Line) -> None:

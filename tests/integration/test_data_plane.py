@@ -110,7 +110,10 @@ def _move(plane: DataPlane, to: int, count: int) -> None:
     """Have a node take the first vbuckets that the other one owns."""
     shown = plane.cluster.http.get(f"{plane.path}/vbuckets").json()
     others = [v for v, owner in enumerate(shown["owners"]) if owner != to]
-    body = {"to": to, "vbuckets": others[:count]}
+    _post_move(plane, to=to, vbuckets=others[:count])
+
+
+def _post_move(plane: DataPlane, **body: Any) -> None:
     answer = plane.cluster.http.post(f"{plane.path}/move", json=body)
     assert answer.status_code == 200, answer.text
 
@@ -379,9 +382,7 @@ def _lose_storage(plant: Cluster, plane: DataPlane, chance: random.Random) -> No
 
 
 def _move_vbuckets(plant: Cluster, plane: DataPlane, chance: random.Random) -> None:
-    body = {"count": chance.randint(1, 8), "to": chance.randrange(2)}
-    answer = plant.http.post(f"{plane.path}/move", json=body)
-    assert answer.status_code == 200, answer.text
+    _post_move(plane, count=chance.randint(1, 8), to=chance.randrange(2))
 
 
 def _close_connections(plant: Cluster, plane: DataPlane, chance: random.Random) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from coordinator.client.errors import CoordinatorError
+from coordinator.core.catalog.rebalances import NOBODY_LEFT
 from tests.integration.cluster import Child, Cluster, wait_until
 from tests.integration.logged_plane import LoggedPlane, loaded_plane, some_change, stable_plant
 from tests.integration.travel_specs import BY_CITY, BY_NAME, BY_TAG, HIGH
@@ -166,6 +168,9 @@ def test_an_indexer_is_emptied_and_filled_again(plane: LoggedPlane) -> None:
     is_well(plane)
     with plane.cluster.client() as client:
         planned = client.rebalance(drain=[2], dry_run=True)["rebalance"]
+        for dry_run in (True, False):
+            with pytest.raises(CoordinatorError, match=NOBODY_LEFT):
+                client.rebalance(drain=sorted(known(plane)), dry_run=dry_run)
     assert [move for move in planned["moves"] if "2" in (move["from"], move["to"])] == []
     indexctl(plane, "rebalance", "--wait", "--timeout", "100")
     assert on(plane, 2) > 0

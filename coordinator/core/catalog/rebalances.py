@@ -16,7 +16,7 @@ What the master waits for between two steps, `leader.rebalance_coordinator` know
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -89,6 +89,8 @@ KNOWN_MAX = 32
 
 REASON_MAX = 500
 
+NOBODY_LEFT = "no indexer that is alive would be left: drain fewer"
+
 UNBUILT = (READY, ERROR)
 """In these states an index has no entries: its copies move at once."""
 
@@ -129,6 +131,11 @@ def describe_move(move: Move) -> dict[str, Any]:
 # -- what clients ask for ------------------------------------------------------------------------
 
 
+def is_everybody(alive: Collection[int], drain: Collection[int]) -> bool:
+    """Tell whether no indexer that is alive would be left."""
+    return bool(drain) and set(alive) <= set(drain)
+
+
 def _begin_rebalance(state: StateContext, request: Request, given: Circumstances) -> Decision:
     command = request.command
     assert isinstance(command, BeginRebalance)
@@ -140,9 +147,8 @@ def _begin_rebalance(state: StateContext, request: Request, given: Circumstances
         text = f"rebalance {running[0].id} is under way: wait for it, or cancel it"
         return Unchanged(refused("rebalance_running", text, id=str(running[0].id)))
     alive = {candidate.id for candidate in given.indexers}
-    if command.drain and alive <= set(command.drain):
-        text = "no indexer that is alive would be left: drain fewer"
-        return Unchanged(refused("invalid_request", text))
+    if is_everybody(alive, command.drain):
+        return Unchanged(refused("invalid_request", NOBODY_LEFT))
     for planned in command.moves:
         if problem := _problem_of(state, planned, alive):
             return Unchanged(refused("rebalance_outdated", f"{problem}: plan again"))

@@ -48,16 +48,16 @@ class BucketBoard(NamedTuple):
     """What is known of one bucket; `restarts` and `enquiries` ascend by number.
 
     `backwards` is the last record that has a lower number than `stability`, or the same with
-    another vector, and yet is later: numbers began again, and nothing new is taken. `restarted` is
-    the same for `restarts`. `dropped` is the number of the last restart timestamp or enquiry that
-    had no room any more.
+    another vector, and yet is later: numbers began again, and nothing new is taken. `restarted`
+    tells whether the numbers of `restarts` have. `dropped` is the number of the last restart
+    timestamp or enquiry that had no room any more.
     """
 
     stability: Read[StabilityTimestamp] | None = None
     restarts: tuple[Read[RestartTimestamp], ...] = ()
     enquiries: tuple[Read[RollbackEnquiry], ...] = ()
     backwards: StabilityTimestamp | None = None
-    restarted: RestartTimestamp | None = None
+    restarted: bool = False
     dropped: int = 0
 
 
@@ -157,13 +157,14 @@ def _restart(board: Board, record: RestartTimestamp, now: Instant) -> BoardUpdat
             f"restart timestamps of {record.bucket} begin again at {record.number}, "
             f"not above {newest.number}: they are ignored"
         )
-        after = known._replace(restarted=record)
+        after = known._replace(restarted=True)
         return BoardUpdate(board.set(record.bucket, after), note="" if known.restarted else note)
-    dropped = known.dropped
-    if len(known.restarts) >= RESTARTS_MAX:
-        dropped = max(dropped, known.restarts[0].record.number)
-    restarts = (*known.restarts, Read(record, now))[-RESTARTS_MAX:]
-    after = known._replace(restarts=restarts, restarted=None, dropped=dropped)
+    restarts = (*known.restarts, Read(record, now))
+    after = known._replace(
+        restarts=restarts[-RESTARTS_MAX:],
+        restarted=False,
+        dropped=_dropped(known, restarts[:-RESTARTS_MAX]),
+    )
     return BoardUpdate(board.set(record.bucket, after))
 
 
@@ -171,11 +172,19 @@ def _enquiry(board: Board, record: RollbackEnquiry, now: Instant) -> Board:
     known = of(board, record.bucket)
     if known.enquiries and record.number <= known.enquiries[-1].record.number:
         return board
-    dropped = known.dropped
-    if len(known.enquiries) >= ENQUIRIES_MAX:
-        dropped = max(dropped, known.enquiries[0].record.number)
-    enquiries = (*known.enquiries, Read(record, now))[-ENQUIRIES_MAX:]
-    return board.set(record.bucket, known._replace(enquiries=enquiries, dropped=dropped))
+    enquiries = (*known.enquiries, Read(record, now))
+    after = known._replace(
+        enquiries=enquiries[-ENQUIRIES_MAX:],
+        dropped=_dropped(known, enquiries[:-ENQUIRIES_MAX]),
+    )
+    return board.set(record.bucket, after)
+
+
+def _dropped(
+    known: BucketBoard, gone: Sequence[Read[RestartTimestamp] | Read[RollbackEnquiry]]
+) -> int:
+    """Return the number of the last record that had no room, now that these have none."""
+    return max(known.dropped, *(read.record.number for read in gone), 0)
 
 
 def has(timestamp: StabilityTimestamp | None, places: Places) -> bool:
