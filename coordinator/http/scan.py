@@ -172,6 +172,9 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
     def address(indexer: int) -> str | None:
         return views.scan_address(shell.node, indexer)
 
+    def is_heard(indexer: int) -> bool:
+        return shell.node.peers.indexer_alive(indexer)
+
     @app.post("/v1/scan")
     async def scan(body: ScanBody) -> Response:
         """Scan an index: the entries within bounds, in the order of the index, or their number."""
@@ -215,7 +218,7 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
 
     async def gathered(body: ScanBody, plan: _Plan) -> Any:
         await _arrived(shell, plan.asked)
-        scatter = Scatter(calls=calls, asked=plan.asked, address=address)
+        scatter = Scatter(calls=calls, asked=plan.asked, address=address, is_heard=is_heard)
         async with _hurrying(shell, body, plan.asked):
             return await (scatter.count() if body.count else scatter.rows())
 

@@ -1,6 +1,9 @@
 """One scan over the slices of an index: fetch pages from their indexers, merge, fetch more.
 
 A slice is read at its master copy, or at a replica if that indexer is not alive or does not answer.
+An indexer whose heartbeats stay away for a moment is asked, too, where there is no other: it, or
+this node, may have been slow.
+
 Pages that an indexer has sent before it failed stay valid: the next one continues after them. A
 scan at a stability timestamp reads all pages at the same one: the newest that all indexers have.
 
@@ -132,11 +135,13 @@ RELEASED = ("index_not_found", "slice_not_here")
 
 @dataclass(slots=True, kw_only=True)
 class Scatter:
-    """The state of one scan. `address` tells where a live indexer can be asked, None for others."""
+    """The state of one scan. `address` tells where an indexer can be asked, None: nowhere;
+    `is_heard` whether it was heard lately."""
 
     calls: Calls
     asked: Asked
     address: Callable[[int], str | None]
+    is_heard: Callable[[int], bool]
     number: int = 0
     hash: int = 0
     gathering: Gathering = field(init=False)
@@ -251,12 +256,14 @@ class Scatter:
             return Refusal("unreachable", "not alive")
         patience_s = self._patience_s(part)
         body = self._body(copy, part, count, patience_s)
-        is_last = any(len(self._candidates(piece)) == 1 for piece in part.slices)
+        is_heard = self.is_heard(copy.indexer)
+        is_last = is_heard and any(len(self._candidates(piece)) == 1 for piece in part.slices)
         where, timeout_s = f"{url}/v1/slices/scan", patience_s + GRACE_S
         try:
             answer = await self.calls.post(where, body, timeout_s, is_last=is_last)
         except Silent as silent:
-            return Refusal("unreachable", str(silent), silent.is_late and not is_last)
+            text = str(silent) if is_heard else f"not alive: {silent}"
+            return Refusal("unreachable", text, silent.is_late and not is_last)
         raw = answer.content
         if answer.status != 200 or answer.media_type != MEDIA_TYPE:
             refusal = _refusal(answer.status, raw)
@@ -317,13 +324,17 @@ class Scatter:
     # -- hosts -------------------------------------------------------------------------------
 
     def _candidates(self, number: int) -> list[Copy]:
-        """Return the copies of a slice that can be asked for, the master of a holder first."""
+        """Return the copies of a slice that can be asked for, the master of a holder first.
+
+        If all others have failed, those of indexers that were not heard lately.
+        """
         failed = self._failed.get(number, {})
-        return [
+        left = [
             copy
             for copy in self._of_slices[number]
             if copy not in failed and self.address(copy.indexer) is not None
         ]
+        return [copy for copy in left if self.is_heard(copy.indexer)] or left
 
     def _group(self, numbers: Iterable[int]) -> list[tuple[Copy, tuple[int, ...]]]:
         """Return which slices to ask of which copy. Raises ScanFailed: nobody has one."""

@@ -183,15 +183,14 @@ def members(node: Node) -> dict[str, Any]:
 
 
 def scan_address(node: Node, indexer: int) -> str | None:
-    """Return the registered address of a live indexer, for scans. None: the indexer is not alive,
-    or its heartbeats have another incarnation or address than the registered one."""
+    """Return the registered address of an indexer, for scans. None: its heartbeats have another
+    incarnation or address than the registered one."""
     info = node.authority.indexers.get(indexer) if node.authority else None
-    peer = node.peers.indexers.get(indexer)
-    if info is None or peer is None or not node.peers.alive(peer):
+    if info is None or not info.address.startswith("http"):
         return None
-    said = (peer.beat.incarnation, peer.beat.address)
-    known = said == (info.incarnation, info.address) and info.address.startswith("http")
-    return info.address if known else None
+    peer = node.peers.indexers.get(indexer)
+    said = (peer.beat.incarnation, peer.beat.address) if peer is not None else None
+    return info.address if said in (None, (info.incarnation, info.address)) else None
 
 
 def indexers(node: Node) -> dict[str, Any]:

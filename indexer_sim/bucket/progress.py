@@ -15,12 +15,15 @@ Connection = tuple[int, int]
 """A projector, and the number of the connection for itself alone."""
 
 NO_CONNECTION: Connection = (-1, 0)
+NOT_HEARD = 0
+"""No connection has this number."""
 
 WHOLE, GAP, LOST, ORPHANED, BRANCHED = range(5)
 """The conditions. `WHOLE`: all up to the high watermark is here, and the owner brings what follows.
 `GAP`: its stream began further on. `LOST`: part of what the owner sent is gone, and perhaps who the
-owner is; caught up, it is `ORPHANED`: nothing is missing, and whoever sends next is the owner.
-`BRANCHED`: the owner's stream is of another branch, and nothing of it is applied."""
+owner is; caught up, it is `ORPHANED`: all up to the high watermark is here again, but what was sent
+after the catch-up was asked for may be gone, too. What its projector sends next tells. `BRANCHED`:
+the owner's stream is of another branch, and nothing of it is applied."""
 
 NAMES = ("WHOLE", "GAP", "LOST", "ORPHANED", "BRANCHED")
 CATCHING_UP = (GAP, LOST)
@@ -31,6 +34,7 @@ WITHOUT_OWNER = (LOST, ORPHANED)
     BEGUN_ABOVE,
     BEGUN_ON_A_BRANCH,
     OWNER_HEARD,
+    GOES_ON,
     CARRIED_LATER,
     RECORDS_MISSING,
     CAUGHT_UP,
@@ -40,6 +44,7 @@ WITHOUT_OWNER = (LOST, ORPHANED)
     "a stream began above what is held",
     "a stream began on another branch",
     "a connection that may be the owner sent something",
+    "who has caught it up goes on where that ended",
     "the owner carries an index from further on",
     "records of the owner are missing",
     "a catch-up ended far enough",
@@ -50,7 +55,8 @@ CONDITIONS: Mapping[str, Mapping[int, int]] = {
     BEGUN_WITHIN: dict.fromkeys((WHOLE, GAP, LOST, ORPHANED, BRANCHED), WHOLE),
     BEGUN_ABOVE: dict.fromkeys((WHOLE, GAP, LOST, ORPHANED, BRANCHED), GAP),
     BEGUN_ON_A_BRANCH: dict.fromkeys((WHOLE, GAP, LOST, ORPHANED, BRANCHED), BRANCHED),
-    OWNER_HEARD: {LOST: GAP, ORPHANED: WHOLE},
+    OWNER_HEARD: {LOST: GAP, ORPHANED: GAP},
+    GOES_ON: {ORPHANED: WHOLE},
     CARRIED_LATER: {WHOLE: GAP, GAP: GAP},
     RECORDS_MISSING: dict.fromkeys((WHOLE, GAP, LOST, ORPHANED), LOST),
     CAUGHT_UP: {GAP: WHOLE, LOST: ORPHANED},
@@ -70,7 +76,8 @@ class IllegalConditionError(AssertionError):
 class VbucketProgress:
     """How far a vbucket is held, and by which connection.
 
-    `number` and `owner` are those of the maintenance connection. `begun` is the seqno at which its
+    `number` and `owner` are those of the maintenance connection; of one that is known only by a
+    catch-up of its projector, the connection is `NOT_HEARD`. `begun` is the seqno at which its
     stream began, or from which on it is whole; `reached` the last seqno that it has sent; `synced`
     the last end of a snapshot of the store. At a seqno below `floor` no exact snapshot is possible.
     `partial` is the last seqno of which only a part has come. After a restart nobody can undo this

@@ -17,6 +17,10 @@ Invariants:
   still sends is ignored. If the owner's stream begins above the high watermark, the vbucket has a
   gap: items are applied, but the high watermark does not advance. The gap ends when a catch-up that
   began at or below the high watermark ends at or above the seqno where the owner's stream began.
+- A catch-up counts if it is of the owner's projector, under the owner's number, or under a higher
+  one: then this is the owner. It ends where the store was when its projector heard the request. It
+  may have been asked for before a loss, so it does not tell that nothing else is lost: that does
+  what the owner sends next, if nothing can lie between.
 - The high watermark holds for each index that is attached. If an index is attached below it,
   because a stream begins again further back, the high watermark goes back to there.
 - A build is complete in a vbucket when a backfill that began after the index was attached has ended
@@ -85,8 +89,11 @@ from indexer_sim.bucket.progress import (
     CAUGHT_UP,
     CUT_OFF,
     GAP,
+    GOES_ON,
     LOST,
     NO_CONNECTION,
+    NOT_HEARD,
+    ORPHANED,
     OWNER_HEARD,
     RECORDS_MISSING,
     WHOLE,
@@ -497,11 +504,17 @@ class Tracker:
             return None
         # Who the owner is, and what it carries, may be among what was lost. All that this one sent
         # since is here, and it lists what it carries.
-        progress.number, progress.owner = record.number, connection
-        self._taken = None
+        is_known = _is_by_owner(progress, record)
         progress.begun = Seqno(max(0, seqno - 1))
         progress.reach(progress.begun)
-        progress.change(OWNER_HEARD)
+        if progress.condition == ORPHANED and is_known and progress.begun <= progress.seqno:
+            progress.change(GOES_ON)
+        else:
+            progress.change(OWNER_HEARD)
+        if not is_known:
+            progress.catchup = NO_CONNECTION
+        progress.number, progress.owner = record.number, connection
+        self._taken = None
         self.dirty.progress.add(vbucket)
         self._carry_held(vbucket, {index_id for index_id, tracked in known if tracked is not None})
         return progress
@@ -704,7 +717,7 @@ class Tracker:
                 if is_backfill:
                     self._backfill_control(connection, known, item)
                 else:
-                    self._catchup_control(connection, known, item)
+                    self._catchup_control(record, known, item)
                 vbucket = -1
                 continue
             if at != vbucket:
@@ -806,7 +819,8 @@ class Tracker:
                 self._marked(index_id, vbucket)
         self._complete(index_id)
 
-    def _catchup_control(self, connection: Connection, known: Known, item: Item) -> None:
+    def _catchup_control(self, record: KeyVersions, known: Known, item: Item) -> None:
+        connection = (record.projector, record.connection)
         if item.kind == HISTORY:
             self._histories[item.vbucket] = branches(item)
             return
@@ -815,6 +829,8 @@ class Tracker:
         if progress is None or progress.condition not in CATCHING_UP:
             return
         if item.kind == BEGIN:
+            if not self._is_of_owner(item.vbucket, progress, record):
+                return
             vbuuid, listed = begun(item)
             carried = {known[which][0] for which in listed}
             if _succession(progress, vbuuid, log) is Succession.LOST:
@@ -841,6 +857,23 @@ class Tracker:
                 # It has brought the last of each document, up to here, and nothing came since.
                 self._bound(item.vbucket, progress.seqno)
             self._touch(item.vbucket, progress)
+
+    def _is_of_owner(self, vbucket: int, progress: VbucketProgress, record: KeyVersions) -> bool:
+        """Tell whether a catch-up is of the owner of a vbucket.
+
+        If it is of a higher number, the owner is another by now, and how it began is lost, or has
+        yet to come. A lost owner is whoever has it now.
+        """
+        if _is_by_owner(progress, record):
+            return True
+        if record.number < progress.number or (
+            record.number == progress.number and progress.condition != LOST
+        ):
+            return False
+        self._lose(vbucket, progress)
+        progress.number, progress.owner = record.number, (record.projector, NOT_HEARD)
+        self._taken = None
+        return True
 
     def _missing(self, vbucket: int) -> set[int]:
         """Return the indexes that lack something in the gap of a vbucket."""
@@ -1071,6 +1104,11 @@ def _succession(
     if vbuuid == progress.vbuuid or not progress.applied:
         return Succession.COVERED
     return succession(log, progress.vbuuid, progress.applied, vbuuid)
+
+
+def _is_by_owner(progress: VbucketProgress, record: KeyVersions) -> bool:
+    """Tell whether the owner's projector has sent a record, under the number of the owner."""
+    return (record.number, record.projector) == (progress.number, progress.owner[0])
 
 
 def _is_of(held: Connection, connection: Connection | None) -> bool:

@@ -415,7 +415,7 @@ class Projector:
             if isinstance(action, Close):
                 self._finish(line, action.reason)
             elif isinstance(action, Probe):
-                line.router.probe()
+                line.router.probe(action.vbuckets)
             elif isinstance(action, GiveUp):
                 line.router.give_up(action.vbuckets)
             elif isinstance(action, Carry):

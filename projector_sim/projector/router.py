@@ -433,15 +433,19 @@ class Router:
                 reached.append((vbucket, seqno))
         if run.kind != MAINTENANCE:
             return
+        self._say_reached(reached)
+        self.flush()
+        self._synced.update(reached)
+        self._tell_synced([vbucket for vbucket, _ in reached])
+
+    def _say_reached(self, reached: Iterable[tuple[int, Seqno]]) -> None:
+        """Say in line how far vbuckets have come, to all indexers."""
         apart: list[list[tuple[int, Seqno]]] = [[] for _ in range(self._partitions)]
         for position in reached:
             apart[position[0] % self._partitions].append(position)
         for some in apart:
             for item in pack_syncs(some):
                 self._to_all(item, some[0][0])
-        self.flush()
-        self._synced.update(reached)
-        self._tell_synced([vbucket for vbucket, _ in reached])
 
     def repeat(self) -> None:
         """Say how far vbuckets have come that were not spoken of since the last call.
@@ -455,12 +459,15 @@ class Router:
         self._tell_synced(sorted(self.run.positions.keys() - self._said))
         self._said.clear()
 
-    def probe(self) -> None:
-        """Send a record of no items to each indexer on each partition, after all that waits.
+    def probe(self, vbuckets: Iterable[int] = ()) -> None:
+        """Send a record to each indexer on each partition, after all that waits.
 
         Who misses something of this connection learns of it. Who has applied the record has
-        applied, or has missed, all that was handed over before it, on whatever connection.
+        applied, or has missed, all that was handed over before it, on whatever connection. Of these
+        `vbuckets` it says how far they have come, unless something is about to follow.
         """
+        positions = ((v, self.run.positions[v]) for v in vbuckets if v in self.run.positions)
+        self._say_reached((v, seqno) for v, seqno in positions if seqno == self._synced.get(v))
         self.flush()
         for partition, lane in enumerate(self._lanes):
             for indexer, host in lane.hosts.items():

@@ -115,9 +115,13 @@ class Carry:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Send an empty record to all who read this connection: their next answers come after it."""
+    """Send a record to all who read this connection: their next answers come after it.
+
+    It says how far these `vbuckets` have come.
+    """
 
     run: Run
+    vbuckets: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +257,8 @@ class StreamPlanner:
         self._patience: dict[str, _Patience] = {}
         self._ignorance: dict[str, _Ignorance] = {}
         self._requests: list[CatchUpRequested] = []
+        self._caught_up: dict[str, set[int]] = {}
+        """Vbuckets of which a catch-up has ended, and indexers do not know yet where they are."""
 
     # -- what is heard -----------------------------------------------------------------------
 
@@ -346,6 +352,7 @@ class StreamPlanner:
             del self.passes[run.bucket]
         if run in self.catchups:
             self.catchups.remove(run)
+            self._caught_up.setdefault(run.bucket, set()).update(run.done)
         self._count(run, now_ms)
 
     # -- what follows ------------------------------------------------------------------------
@@ -925,6 +932,12 @@ class StreamPlanner:
             elif wanted.keys() != run.carried.keys():
                 run.carried = wanted
                 actions.append(Carry(run))
+        # What has come since a catch-up was asked for is perhaps lost, and nothing follows it.
+        caught_up, self._caught_up = self._caught_up, {}
+        for bucket, vbuckets in caught_up.items():
+            for source in self.maintenance.get(bucket, ()):
+                if here := vbuckets & source.begun():
+                    actions.append(Probe(source, frozenset(here)))
         requests, self._requests = self._requests, []
         for request in requests:
             for source in self.maintenance.get(request.bucket, ()):

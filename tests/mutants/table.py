@@ -1718,6 +1718,55 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # -- who streams ------------------------------------------------------------------------------
     Mutant(
+        "what-was-lost-after-a-catch-up-was-asked-for-is-not-missed",
+        "indexer_sim/bucket/tracker.py",
+        "is_known and progress.begun <= progress.seqno:",
+        "is_known:",
+        "tests/unit/indexer_sim/test_tracker.py",
+    ),
+    Mutant(
+        "whoever-sends-goes-on-where-another-has-caught-up",
+        "indexer_sim/bucket/tracker.py",
+        "is_known and progress.begun <= progress.seqno:",
+        "progress.begun <= progress.seqno:",
+        "tests/unit/indexer_sim/test_tracker.py",
+    ),
+    Mutant(
+        "whoever-catches-up-counts",
+        "indexer_sim/bucket/tracker.py",
+        "if not self._is_of_owner(item.vbucket, progress, record):",
+        "if self._is_of_owner(item.vbucket, progress, record) is None:",
+        "tests/unit/indexer_sim/test_tracker.py",
+    ),
+    Mutant(
+        "an-owner-whose-begin-is-lost-is-not-known-by-its-catch-up",
+        "indexer_sim/bucket/tracker.py",
+        "if record.number < progress.number or (\n            record.number == progress.number and",
+        "if (\n            record.number <= progress.number or",
+        "tests/unit/indexer_sim/test_tracker.py",
+    ),
+    Mutant(
+        "nobody-says-how-far-who-caught-up-has-come",
+        "projector_sim/projector/stream_planner.py",
+        "self._caught_up.setdefault(run.bucket, set()).update(run.done)",
+        "pass",
+        "tests/unit/projector_sim/test_stream_planner.py",
+    ),
+    Mutant(
+        "a-probe-passes-over-what-is-about-to-follow",
+        "projector_sim/projector/router.py",
+        "for v, seqno in positions if seqno == self._synced.get(v))",
+        "for v, seqno in positions)",
+        "tests/unit/projector_sim/test_router.py",
+    ),
+    Mutant(
+        "who-is-not-heard-for-a-moment-is-not-asked",
+        "coordinator/http/scatter.py",
+        "return [copy for copy in left if self.is_heard(copy.indexer)] or left",
+        "return [copy for copy in left if self.is_heard(copy.indexer)]",
+        "tests/unit/http/test_scatter.py",
+    ),
+    Mutant(
         "a-lower-number-takes-over",
         "indexer_sim/bucket/tracker.py",
         """        if record.number < progress.number:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from unittest.mock import patch
 
 from indexer_sim.bucket import back_index, transfers
@@ -81,11 +82,22 @@ def installed() -> Iterator[None]:
         yield
 
 
+@dataclass(slots=True)
+class Troubles:
+    """What is wrong with a disk, whatever database of a bucket lies on it.
+
+    The next `failing` writes are refused: of each, chance tells whether it took place. With a
+    `fuse` the process ends after so many writes.
+    """
+
+    failing: int = 0
+    fuse: int = -1
+
+
 class MemoryDatabase(Disk[dict[bytes, bytes], Batch]):
     """Does what `indexer_sim.bucket.database.Database` does for a bucket.
 
-    The next `failing` writes are refused: of each, chance tells whether it took place. With a
-    `fuse` the process ends after so many writes. `checkpoints` lie beside it.
+    `checkpoints` lie beside it.
     """
 
     def __init__(
@@ -93,15 +105,14 @@ class MemoryDatabase(Disk[dict[bytes, bytes], Batch]):
     ) -> None:
         super().__init__(dict(content))
         self.checkpoints: list[tuple[About, dict[bytes, bytes]]] = []
-        self.failing = 0
-        self.fuse = -1
+        self.troubles = Troubles()
         self.is_written: Callable[[], None] = lambda: None
         self._took_place = took_place
 
     def copy_of(self, content: Mapping[bytes, bytes]) -> MemoryDatabase:
         """Return another database that may take the place of this one."""
         made = MemoryDatabase(self._took_place, content)
-        made.failing, made.fuse, made.checkpoints = self.failing, self.fuse, self.checkpoints
+        made.troubles, made.checkpoints = self.troubles, self.checkpoints
         return made
 
     def get_all(self, keys: list[bytes]) -> list[bytes | None]:
@@ -120,8 +131,8 @@ class MemoryDatabase(Disk[dict[bytes, bytes], Batch]):
         """Nothing is to be given back."""
 
     def write(self, batch: Batch, *, sync: bool) -> None:
-        refused = self.failing > 0
-        self.failing -= refused
+        refused = self.troubles.failing > 0
+        self.troubles.failing -= refused
         if not refused or self._took_place():
             self.take(batch)
             old = len(self.unsynced) - (0 if sync else UNSYNCED_MAX)
@@ -130,9 +141,9 @@ class MemoryDatabase(Disk[dict[bytes, bytes], Batch]):
             self.is_written()
         if refused:
             raise StorageError("refused", "the disk is full")
-        if self.fuse >= 0:
-            self.fuse -= 1
-            if self.fuse < 0:
+        if self.troubles.fuse >= 0:
+            self.troubles.fuse -= 1
+            if self.troubles.fuse < 0:
                 raise Crashed
 
     def moment(self) -> Instant:

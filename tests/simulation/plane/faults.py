@@ -79,7 +79,7 @@ def _slow_down(world: PlaneWorld, projector: Projector) -> None:
 def _crash_in_a_write(world: PlaneWorld, indexer: Indexer) -> None:
     if indexer.disks:
         name = world.clock.chance.choice(sorted(indexer.disks))
-        indexer.disks[name].fuse = world.clock.chance.randint(0, 4)
+        indexer.disks[name].troubles.fuse = world.clock.chance.randint(0, 4)
 
 
 def _cut_power(world: PlaneWorld, indexer: Indexer) -> None:
@@ -98,7 +98,7 @@ def _slow_indexer(world: PlaneWorld, indexer: Indexer) -> None:
 
 def _fill_disks(world: PlaneWorld, indexer: Indexer) -> None:
     for disk in indexer.disks.values():
-        disk.failing = world.clock.chance.randint(1, 2)
+        disk.troubles.failing = world.clock.chance.randint(1, 2)
 
 
 def _trim(world: PlaneWorld, log: Partition) -> None:

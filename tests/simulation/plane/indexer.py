@@ -428,7 +428,7 @@ class Indexer(Shell[IndexerProcess], IndexerVoice):
 
     def _mend_disks(self) -> None:
         for disk in self.disks.values():
-            disk.fuse, disk.failing = -1, 0
+            disk.troubles.failing, disk.troubles.fuse = 0, -1
 
     def restart_later(self) -> None:
         self.world.clock.at(self.world.down_ms(), self.start)

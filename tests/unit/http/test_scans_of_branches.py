@@ -95,5 +95,5 @@ def test_indexers_are_told_how_far_they_must_have_read() -> None:
     asked = make_asked(consistency={"consistent": 0}, failover_log=ENDS)
     calls = Noting()
     with pytest.raises(ScanFailed):
-        asyncio.run(Scatter(calls=calls, asked=asked, address=str).rows())
+        asyncio.run(Scatter(calls=calls, asked=asked, address=str, is_heard=bool).rows())
     assert [body["failover_log"] for body in calls.bodies] == [[*ENDS], [*ENDS]]

@@ -4,13 +4,55 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
-from coordinator.http.calls import Calls, Reply
+from coordinator.core.keys.scan_pages import MEDIA_TYPE, Page, pack
+from coordinator.http.calls import Calls, Reply, Silent
 from coordinator.http.scatter import ScanFailed, Scatter
 from tests.support.scatters import make_asked
+
+
+class Answering(Calls):
+    """Calls to indexers that have nothing, unless they are down: the host is the port."""
+
+    def __init__(self, *down: str) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self._down = down
+
+    async def post(
+        self, url: str, body: bytes, timeout_s: float, *, is_last: bool = False
+    ) -> Reply:
+        host = url.split("/")[2]
+        self.asked.append(host)
+        if host in self._down:
+            raise Silent("refused")
+        return Reply(200, MEDIA_TYPE, pack(Page([])))
+
+
+def asked_of(*down: str, heard: Collection[int]) -> list[str]:
+    """Return who was asked: `a` has the master copy, `b` the replica. Raises ScanFailed."""
+    calls, address = Answering(*down), {1: "http://a", 2: "http://b"}.get
+    scatter = Scatter(calls=calls, asked=make_asked(), address=address, is_heard=heard.__contains__)
+    asyncio.run(scatter.rows())
+    return calls.asked
+
+
+def test_who_was_not_heard_lately_is_asked_where_nobody_else_answers() -> None:
+    assert asked_of(heard=(1, 2)) == ["a"]
+    assert asked_of(heard=(2,)) == ["b"]
+    assert asked_of("b", heard=(2,)) == ["b", "a"]
+    assert asked_of(heard=()) == ["a"], "all of them, or this node, may have been slow"
+
+
+def test_who_was_not_heard_and_does_not_answer_is_not_alive() -> None:
+    with pytest.raises(ScanFailed) as caught:
+        asked_of("a", "b", heard=(2,))
+    assert caught.value.code == "slice_unavailable"
+    assert caught.value.details["indexers"] == {"1": "not alive: refused", "2": "refused"}
 
 
 class Refusing(Calls):
@@ -31,7 +73,8 @@ def failure(**codes: str) -> ScanFailed:
     """Return how a scan fails of an index with one slice on `a` and a replica on `b`."""
     asked = make_asked()
     address: Any = {1: "http://a", 2: "http://b"}.get
-    scatter = Scatter(calls=Refusing(codes), asked=asked, address=address)
+    calls = Refusing(codes)
+    scatter = Scatter(calls=calls, asked=asked, address=address, is_heard=bool)
     with pytest.raises(ScanFailed) as caught:
         asyncio.run(scatter.rows())
     return caught.value

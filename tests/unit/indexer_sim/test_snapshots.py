@@ -186,8 +186,8 @@ def test_what_a_catch_up_brought_is_not_told_exactly_below_its_end(storage: Stor
     feeder.sync()
     feeder.apply(MAINTENANCE, 9, begin(0, 4, BRANCH, [0]), number=2)
     feeder.apply(MAINTENANCE, 9, Item(SYNC, 0, 5), number=2)
-    feeder.apply(CATCHUP, 10, begin(0, 1, BRANCH, [0]))
-    feeder.apply(CATCHUP, 10, Item(UPSERT, 0, 6, 0, 0, b"d0", b"\x90x\x00"), Item(END, 0, 6))
+    told = (Item(UPSERT, 0, 6, 0, 0, b"d0", b"\x90x\x00"), Item(END, 0, 6))
+    feeder.apply(CATCHUP, 10, begin(0, 1, BRANCH, [0]), *told, number=2)
     feeder.stable([5, 0])
     assert feeder.held() == []
     feeder.apply(MAINTENANCE, 9, Item(SYNC, 0, 7), number=2)

@@ -36,7 +36,7 @@ from coordinator.core.model.stream_records import (
 from indexer_sim.bucket import chains
 from indexer_sim.bucket.chains import Chain
 from indexer_sim.bucket.entries import State
-from indexer_sim.bucket.progress import BRANCHED, GAP, LOST, WHOLE, VbucketProgress
+from indexer_sim.bucket.progress import BRANCHED, GAP, LOST, ORPHANED, WHOLE, VbucketProgress
 from indexer_sim.bucket.tracker import NEVER, TAKEN_MAX, Change, Mark, Tracker
 from tests.conftest import PROFILE
 
@@ -186,8 +186,8 @@ def backfill(*items: Item, connection: int = 100, builds=ONE) -> Record:
     return record(BACKFILL, connection, 0, builds, *items)
 
 
-def catchup(*items: Item, connection: int = 200, builds=ONE) -> Record:
-    return record(CATCHUP, connection, 0, builds, *items)
+def catchup(*items: Item, connection: int = 200, number: int = 2, builds=ONE) -> Record:
+    return record(CATCHUP, connection, number, builds, *items)
 
 
 def built(start: int = 0) -> Indexer:
@@ -320,7 +320,9 @@ def test_what_a_catch_up_took_back_early_does_not_come_back_with_the_owner() -> 
     indexer.apply(maintenance(upsert(5, b"x", b"k"), **two))
     indexer.apply(maintenance(begin(0, 7, BRANCH, [0]), absent(8, b"x"), connection=3, number=3))
     indexer.apply(
-        catchup(begin(0, 5, BRANCH, [0]), absent(8, b"x"), Item(END, 0, 8), connection=201)
+        catchup(
+            *(begin(0, 5, BRANCH, [0]), absent(8, b"x"), Item(END, 0, 8)), connection=201, number=3
+        )
     )
     assert indexer.tracker.progress[0].seqno == 8
     assert not indexer.entries.held
@@ -581,18 +583,83 @@ def test_what_was_sent_while_messages_were_lost_is_caught_up() -> None:
     indexer.apply(unheard)
     progress = indexer.tracker.progress[0]
     assert (progress.condition, progress.seqno, progress.owner) == (GAP, 3, (1, 5))
-    indexer.apply(catchup(begin(0, 3, BRANCH, [0]), absent(5, b"x"), Item(END, 0, 7)))
+    told = (begin(0, 3, BRANCH, [0]), absent(5, b"x"), Item(END, 0, 7))
+    indexer.apply(catchup(*told, number=4))
     assert (progress.condition, progress.seqno) == (WHOLE, 8)
     assert indexer.entries.held == {(1, b"y"): (8, 0, b"k")}
 
 
-def test_an_idle_vbucket_that_was_caught_up_takes_whoever_sends_next() -> None:
+def orphaned(*, number: int = 4) -> Indexer:
+    """Return an indexer that has lost something, and was caught up to 7 by projector 1."""
     indexer = built()
     indexer.tracker.lose([0])
-    indexer.apply(catchup(begin(0, 0, BRANCH, [0]), upsert(5, b"x", b"k"), Item(END, 0, 7)))
+    told = (begin(0, 0, BRANCH, [0]), upsert(5, b"x", b"k"), Item(END, 0, 7))
+    indexer.apply(catchup(*told, number=number))
+    progress = indexer.tracker.progress[0]
+    assert (progress.condition, progress.seqno, progress.number) == (ORPHANED, 7, number)
     assert indexer.tracker.gaps() == []
+    return indexer
+
+
+def test_a_vbucket_that_was_caught_up_goes_on_with_who_has_done_that() -> None:
+    indexer = orphaned()
     indexer.apply(maintenance(upsert(8, b"y", b"k"), connection=5, number=4))
-    assert indexer.tracker.progress[0].seqno == 8
+    progress = indexer.tracker.progress[0]
+    assert (progress.condition, progress.seqno, progress.owner) == (WHOLE, 8, (1, 5))
+
+
+def test_what_was_sent_and_lost_after_the_end_of_a_catch_up_is_missed() -> None:
+    """It was asked for before the loss: what was written since has come, and gone, before it."""
+    indexer = orphaned()
+    indexer.apply(maintenance(upsert(9, b"y", b"k"), connection=5, number=4))
+    progress = indexer.tracker.progress[0]
+    assert (progress.condition, progress.seqno) == (GAP, 7)
+    told = (begin(0, 7, BRANCH, [0]), absent(8, b"x"), upsert(9, b"y", b"k"), Item(END, 0, 9))
+    indexer.apply(catchup(*told, connection=201, number=4))
+    assert (progress.condition, progress.seqno) == (WHOLE, 9)
+    assert indexer.entries.held.keys() == {(1, b"y")}
+
+
+def test_where_nothing_follows_the_owner_says_how_far_it_has_come() -> None:
+    indexer = orphaned()
+    indexer.apply(maintenance(Item(SYNC, 0, 8), connection=5, number=4))
+    assert conditions(indexer) == [GAP]
+    assert indexer.tracker.gaps() == [0]
+
+
+@pytest.mark.parametrize(("number", "projector"), [(5, 1), (4, 2)])
+def test_who_has_not_caught_a_vbucket_up_may_be_on_another_branch(
+    number: int, projector: int
+) -> None:
+    indexer = orphaned()
+    indexer.apply(record(MAINTENANCE, 6, number, ONE, Item(SYNC, 0, 7), projector=projector))
+    assert conditions(indexer) == [GAP]
+
+
+@pytest.mark.parametrize(("number", "projector"), [(1, 1), (2, 2)])
+def test_a_catch_up_that_is_not_of_the_owner_does_not_count(number: int, projector: int) -> None:
+    indexer = built()
+    indexer.apply(maintenance(begin(0, 5, BRANCH, [0]), connection=2, number=2))
+    told = (begin(0, 0, BRANCH, [0]), Item(END, 0, 9))
+    indexer.apply(record(CATCHUP, 200, number, ONE, *told, projector=projector))
+    assert conditions(indexer) == [GAP]
+
+
+def test_a_catch_up_under_a_higher_number_tells_of_an_owner_whose_begin_is_lost() -> None:
+    """Who had a vbucket before goes on to send for a while, and was taken for the owner."""
+    indexer = built()
+    indexer.tracker.lose([0])
+    indexer.apply(maintenance(upsert(3, b"x", b"k3")))
+    assert conditions(indexer) == [GAP]
+    told = (begin(0, 0, BRANCH, [0]), upsert(3, b"x", b"k3"), Item(END, 0, 4))
+    indexer.apply(catchup(*told))
+    progress = indexer.tracker.progress[0]
+    assert (progress.condition, progress.seqno, progress.number) == (ORPHANED, 4, 2)
+    indexer.apply(maintenance(upsert(5, b"x", b"zombie")))
+    assert indexer.entries.held == {(1, b"x"): (3, 0, b"k3")}
+    indexer.apply(maintenance(upsert(5, b"x", b"k5"), connection=2, number=2))
+    assert (progress.condition, progress.seqno) == (WHOLE, 5)
+    assert indexer.entries.held == {(1, b"x"): (5, 0, b"k5")}
 
 
 def test_all_items_of_one_seqno_count() -> None:
@@ -655,7 +722,7 @@ def test_messages_that_are_lost_are_caught_up_to_where_the_owner_is_heard_again(
     indexer = built()
     indexer.tracker.lose([0])
     indexer.apply(maintenance(upsert(8, b"y", b"k"), connection=5, number=4))
-    indexer.apply(catchup(begin(0, 0, BRANCH, [0]), Item(END, 0, 6)))
+    indexer.apply(catchup(begin(0, 0, BRANCH, [0]), Item(END, 0, 6), number=4))
     assert indexer.tracker.gaps() == [0]
     assert indexer.tracker.progress[0].seqno == 6
 
@@ -1154,7 +1221,8 @@ class World:
         if gaps and self.builds:
             vbucket = gaps[a % len(gaps)]
             starts = {vbucket: self.older[vbucket] if a == 7 else self.hw(vbucket)}
-            self.others.append(Connection(self, CATCHUP, starts, self.builds))
+            number = self.live.number if self.live is not None else 0
+            self.others.append(Connection(self, CATCHUP, starts, self.builds, number))
 
     def flow(self, a: int, b: int) -> None:
         if self.live is not None:

@@ -441,6 +441,18 @@ def test_a_probe_is_a_record_for_everybody_after_all_that_waits() -> None:
     assert here.sink.of(1, UPSERT), "what waited went before"
 
 
+def test_a_probe_says_how_far_vbuckets_have_come_unless_something_is_about_to_follow() -> None:
+    here = Given(ONE, TWO)
+    for vbucket in (0, 1, 2):
+        here.begin(vbucket)
+        here.mutate(vbucket, (4, "d", {"a": 1, "b": 2}))
+    here.feed(frames.sync([(0, 4), (1, 4)]))
+    here.mutate(1, (5, "d", {"a": 2}))
+    before = len(here.sink.of(2, SYNC))
+    here.router.probe([0, 1, 2, 7])
+    assert [(item.vbucket, item.seqno) for item in here.sink.of(2, SYNC)[before:]] == [(0, 4)]
+
+
 documents = st.fixed_dictionaries(
     {},
     optional={

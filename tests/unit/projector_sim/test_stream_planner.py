@@ -1010,6 +1010,19 @@ def test_a_request_that_is_repeated_is_not_answered_twice() -> None:
     assert given.opened().vbuckets == (1,)
 
 
+def test_after_a_catch_up_its_indexer_hears_how_far_maintenance_is() -> None:
+    """What came since it was asked for is perhaps lost, and nothing may follow it."""
+    given = Given(an_index(state=MAINTENANCE))
+    source = given.streaming(1)
+    given.planner.request(request(1, 2, 3))
+    run = given.opened()
+    given.finish(run)
+    run.done = [1, 3]
+    given.planner.closed(run, given.now)
+    assert given.plan() == [Probe(source, frozenset({1, 3}))]
+    assert given.plan() == []
+
+
 def test_requests_that_make_no_sense_are_ignored() -> None:
     given = Given(an_index(state=MAINTENANCE))
     given.planner.request(request(1))
