@@ -243,11 +243,11 @@ async def _with_positions(shell: Shell, body: ScanBody) -> ScanBody:
     if (last := max(offsets)) >= bucket.vbuckets:
         text = f"topic {bucket.topic} has {bucket.vbuckets} partitions, and no {last}"
         raise ApiError("invalid_request", text)
-    topic, partitions = bucket.topic, sorted(offsets)
+    partitions = sorted(offsets)
     try:
-        branches = await POSITIONS.run(lambda: shell.positions.branches(topic, partitions))
+        branches = await POSITIONS.run(lambda: shell.positions.branches(bucket, partitions))
     except (KafkaException, TopicError) as error:
-        raise ApiError("unavailable", f"topic {topic} cannot be asked: {error}") from error
+        raise ApiError("unavailable", f"topic {bucket.topic} cannot be asked: {error}") from error
     places = {p: (int(branches[p]), offset + 1) for p, offset in offsets.items()}
     at_least = VectorModel(vbuckets=places)
     fresh = FreshModel(consistent=wanted.consistent, at_least=at_least)

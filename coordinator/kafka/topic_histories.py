@@ -83,10 +83,12 @@ class History:
         return History(self.low, min(self.stable, end), end, known)
 
 
-def vbuuid_of(topic_id: str, partition: int, epoch: int) -> Vbuuid:
-    """Return the name of a branch: that of a leader epoch of one partition of one topic."""
-    text = f"{topic_id}/{partition}/{epoch}".encode()
-    return Vbuuid(int.from_bytes(blake2b(text, digest_size=8).digest(), "big") or 1)
+def vbuuid_of(topic_id: str, partition: int, epoch: int, reading: int = 0) -> Vbuuid:
+    """Return the name of a branch: that of a leader epoch of one partition of one topic, in one
+    reading of it."""
+    text = f"{topic_id}/{partition}/{epoch}" + (f"/{reading}" if reading else "")
+    digest = blake2b(text.encode(), digest_size=8).digest()
+    return Vbuuid(int.from_bytes(digest, "big") or 1)
 
 
 class TopicHistories(DocumentTopics):

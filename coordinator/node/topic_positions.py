@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from coordinator.core.model.entities import Bucket
 from coordinator.core.model.types import Vbuuid
 from coordinator.kafka.document_topics import TopicError
 from coordinator.kafka.topic_histories import TopicHistories, vbuuid_of
@@ -21,17 +22,17 @@ class TopicPositions:
         self._making = threading.Lock()
         self._kafka: TopicHistories | None = None
 
-    def branches(self, topic: str, partitions: Sequence[int]) -> dict[int, Vbuuid]:
-        """Return the branch that each partition is on.
+    def branches(self, bucket: Bucket, partitions: Sequence[int]) -> dict[int, Vbuuid]:
+        """Return the branch that each partition of a bucket's topic is on.
 
         Raises KafkaException, TopicError `topic_unavailable`.
         """
         kafka = self._connected()
-        facts = kafka.facts([topic]).get(topic)
+        facts = kafka.facts([bucket.topic]).get(bucket.topic)
         if facts is None:
-            raise TopicError("topic_unavailable", f"there is no topic {topic}")
+            raise TopicError("topic_unavailable", f"there is no topic {bucket.topic}")
         newest = kafka.newest(facts, partitions)
-        return {p: vbuuid_of(facts.id, p, epoch) for p, epoch in newest.items()}
+        return {p: vbuuid_of(facts.id, p, epoch, bucket.reading) for p, epoch in newest.items()}
 
     def close(self) -> None:
         if self._kafka is not None:

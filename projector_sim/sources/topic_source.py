@@ -44,7 +44,7 @@ SESSION_MS = 6_000
 
 FORGOTTEN = (
     "read on from before what Kafka keeps of deletions (delete.retention.ms): some may have been "
-    "missed; drop the bucket's indexes and create them again"
+    "missed, so the bucket goes back to nothing, and the topic is read from its beginning"
 )
 
 Seen = Mapping[str, SourceBucket]
@@ -89,8 +89,8 @@ class TopicSource:
         self._problems: dict[str, str] = {}
         self._troubles: dict[str, str] = {}
         """What is wrong with schema registries, by bucket."""
-        self._forgotten: set[str] = set()
-        """Buckets of which deletions may have been missed."""
+        self._forgotten: dict[str, int] = {}
+        """Buckets of which deletions may have been missed, and in which reading."""
         self._cleaned_s = 0.0
         self._unreadable: Counter[str] = Counter()
         self._changed = threading.Event()
@@ -107,14 +107,14 @@ class TopicSource:
         if bucket is None or known is None:
             return EndedStream(f"there is no topic of bucket {request.bucket}", wake)
         facts, cleaning = known
-        place = TopicPlace(self._servers, self._group, facts, cleaning, self._kafka)
+        place = TopicPlace(self._servers, self._group, facts, cleaning, self._kafka, bucket.reading)
         return TopicStream(
             place,
             request,
             partial(self._decoder, bucket),
             partial(self._owned, bucket, known),
             partial(self._note_unreadable, bucket.name),
-            partial(self._note_forgotten, bucket.name),
+            partial(self._note_forgotten, bucket),
             self._sync_ms,
             wake,
         )
@@ -125,7 +125,7 @@ class TopicSource:
         def order() -> None:
             entity = self._buckets.get(bucket)
             known = self._topics.get(entity.topic) if entity is not None else None
-            if known is None:
+            if entity is None or known is None:
                 return
             facts, _ = known
             about = f"the history of {facts.topic}"
@@ -136,7 +136,8 @@ class TopicSource:
                 self._status_log.problem(about, str(error))
                 return
             self._status_log.resolved(about)
-            logs = {p: failover_log_of(facts.id, p, one) for p, one in histories.items()}
+            reading = entity.reading
+            logs = {p: failover_log_of(facts.id, reading, p, h) for p, h in histories.items()}
             done({p: tuple(FailoverBranch(*b) for b in log) for p, log in logs.items()})
 
         self._orders.submit(order)
@@ -148,14 +149,19 @@ class TopicSource:
                 name,
                 len(self._owned_of(bucket)),
                 self._unreadable[name],
-                self._problem(name),
+                self._problem(bucket),
+                self._forgetful(bucket),
             )
             for name, bucket in sorted(self._buckets.items())
         )
 
-    def _problem(self, name: str) -> str:
-        known = self._problems.get(name) or self._troubles.get(name, "")
-        return known or (FORGOTTEN if name in self._forgotten else "")
+    def _problem(self, bucket: Bucket) -> str:
+        known = self._problems.get(bucket.name) or self._troubles.get(bucket.name, "")
+        return known or ("" if self._forgetful(bucket) < 0 else FORGOTTEN)
+
+    def _forgetful(self, bucket: Bucket) -> int:
+        """Return the reading of a bucket, if deletions may have been missed in it; else -1."""
+        return bucket.reading if self._forgotten.get(bucket.name) == bucket.reading else -1
 
     def close(self) -> None:
         self._changed.set()
@@ -196,11 +202,11 @@ class TopicSource:
         there = range(known[0].partitions) if known is not None else ()
         return self._dealt.get(bucket.topic, frozenset()) & frozenset(there)
 
-    def _note_forgotten(self, name: str, partition: int) -> None:
-        """Hear that deletions in a partition may have been missed, and say so until the end."""
-        if name not in self._forgotten:
-            self._status_log.info(f"bucket {name}, partition {partition}: {FORGOTTEN}")
-        self._forgotten.add(name)
+    def _note_forgotten(self, bucket: Bucket, partition: int) -> None:
+        """Hear that deletions in a partition may have been missed, and say so in this reading."""
+        if self._forgotten.get(bucket.name) != bucket.reading:
+            self._status_log.info(f"bucket {bucket.name}, partition {partition}: {FORGOTTEN}")
+        self._forgotten[bucket.name] = bucket.reading
 
     def _note_unreadable(self, name: str, message: Message, error: RecordError) -> None:
         offset, value = message.offset(), message.value()

@@ -50,10 +50,10 @@ LOST = frozenset(
 GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION})
 
 
-def failover_log_of(topic_id: str, partition: int, history: History) -> FailoverLog:
+def failover_log_of(topic_id: str, reading: int, partition: int, history: History) -> FailoverLog:
     """Return the epochs of a partition as a failover log; a seqno is an offset and one."""
     return tuple(
-        Branch(vbuuid_of(topic_id, partition, epoch.number), Seqno(epoch.start))
+        Branch(vbuuid_of(topic_id, partition, epoch.number, reading), Seqno(epoch.start))
         for epoch in history.branches()
     )
 
@@ -67,6 +67,7 @@ class TopicPlace:
     facts: TopicFacts
     cleaning: Cleaning
     histories: TopicHistories
+    reading: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,7 +156,7 @@ class TopicStream(QueuedStream):
                 self._emit(frames.end(p, Seqno(seqno), Reason.MOVED))
                 continue
             history = histories[p]
-            log = failover_log_of(place.facts.id, p, history)
+            log = failover_log_of(place.facts.id, place.reading, p, history)
             if request.starts is None:
                 seqno = history.stable
             elif (to := self._rolls_back(history, log, vbuuid, seqno)) is not None:
@@ -333,7 +334,7 @@ class TopicStream(QueuedStream):
 
     def _go_over(self, p: int, epoch: int, history: History) -> None:
         partition = self._partitions[p]
-        log = failover_log_of(self._place.facts.id, p, history)
+        log = failover_log_of(self._place.facts.id, self._place.reading, p, history)
         at, end = Seqno(partition.at), Seqno(history.end)
         has_changed = not history.epochs or history.epochs[0].number != epoch
         if has_changed or rollback_seqno(log, end, partition.vbuuid, at) is not None:

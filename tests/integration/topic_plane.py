@@ -80,10 +80,15 @@ class TopicPlane(DataPlane):
         finally:
             asked.close()
         return {
-            str(p): [vbuuid_of(facts.id, p, one.epochs[0].number), one.stable]
+            str(p): [vbuuid_of(facts.id, p, one.epochs[0].number, self.reading()), one.stable]
             for p, one in histories.items()
             if one.end
         }
+
+    def reading(self) -> int:
+        """Return how often the topic was read again from its beginning."""
+        shown = self.cluster.get(self.cluster.running()[0], f"/v1/buckets/{self.bucket}")
+        return int(shown["bucket"]["source"]["reading"])
 
     def owners(self) -> dict[int, int]:
         """Return how many partitions each projector that is alive reads."""

@@ -220,7 +220,7 @@ ONE_OF_EACH: list[Any] = [
         at_ms=5,
         kv="http://kv",
         buckets=(records.BucketSeen("b", 64),),
-        topics=(records.TopicSeen("orders", 2, 7, "there is no topic orders"),),
+        topics=(records.TopicSeen("orders", 2, 7, "there is no topic orders", 3),),
         waiting=(records.StreamAwaited("b", 3),),
         backfills=(records.BackfillProgress(77, 1, 10, 20),),
     ),

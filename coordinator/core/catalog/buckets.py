@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from coordinator.core.catalog.decisions import (
+    Accepted,
     Change,
     Circumstances,
     Decision,
@@ -22,7 +23,14 @@ from coordinator.core.catalog.decisions import (
     clash,
 )
 from coordinator.core.catalog.state import StateContext, Versioned
-from coordinator.core.model.commands import AddBucket, RemoveBucket, Request, refused
+from coordinator.core.model.commands import (
+    AddBucket,
+    Outcome,
+    ReadTopicAgain,
+    RemoveBucket,
+    Request,
+    refused,
+)
 from coordinator.core.model.entities import (
     DOCUMENT_FORMATS,
     Bucket,
@@ -62,8 +70,12 @@ def describe_bucket(bucket: Bucket) -> dict[str, Any]:
     """Return a bucket as clients see it; one of the store has no source."""
     shown: dict[str, Any] = {"name": bucket.name, "vbuckets": bucket.vbuckets}
     if bucket.topic:
-        source = {"topic": bucket.topic, "format": bucket.format}
-        shown["source"] = {**source, "registry": bucket.registry or None}
+        shown["source"] = {
+            "topic": bucket.topic,
+            "format": bucket.format,
+            "registry": bucket.registry or None,
+            "reading": bucket.reading,
+        }
     return shown
 
 
@@ -160,6 +172,21 @@ def _remove_bucket(state: StateContext, request: Request, given: Circumstances) 
     return replace(accepted(request, changes, answer), subject=len(changes) - 1)
 
 
+def _read_again(state: StateContext, request: Request, given: Circumstances) -> Decision:
+    """Begin another reading, with branches of its own: what is held is of none of them.
+
+    So the bucket goes back to nothing, as if the topic had been made anew.
+    """
+    command = request.command
+    assert isinstance(command, ReadTopicAgain)
+    held = state.bucket(command.name)
+    bucket = held.entity if held is not None else None
+    if not isinstance(bucket, Bucket) or not bucket.topic or bucket.reading != command.reading:
+        return Unchanged(Outcome("ok"))
+    again = replace(bucket, reading=bucket.reading + 1)
+    return Accepted((Change("BucketReadAgain", again.key, again),), {})
+
+
 def _names_of_indexes(state: StateContext, bucket: str) -> list[str]:
     found = (held.entity for held in state.of_kind("index"))
     indexes = (i for i in found if isinstance(i, Index) and i.bucket == bucket)
@@ -168,5 +195,6 @@ def _names_of_indexes(state: StateContext, bucket: str) -> list[str]:
 
 BUCKET_DECIDERS: dict[type, Callable[[StateContext, Request, Circumstances], Decision]] = {
     AddBucket: _add_bucket,
+    ReadTopicAgain: _read_again,
     RemoveBucket: _remove_bucket,
 }

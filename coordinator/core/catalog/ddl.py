@@ -71,6 +71,7 @@ from coordinator.core.model.commands import (
     MoveShards,
     Outcome,
     PutSetting,
+    ReadTopicAgain,
     ReleaseCopies,
     RemoveBucket,
     RenewStream,
@@ -193,7 +194,7 @@ def footprint(state: StateContext, command: Command, request_id: str = "") -> fr
             keys.add(rebalance_key(command.rebalance))
         case StepMove():
             keys |= {rebalance_key(command.rebalance)} | keys_of_move(state, command)
-        case AdoptBucket() | AddBucket() | RemoveBucket():
+        case AdoptBucket() | AddBucket() | RemoveBucket() | ReadTopicAgain():
             keys |= {stream_key(command.name), bucket_key(command.name)}
             keys.add(rollback_key(command.name))
         case MarkReady():

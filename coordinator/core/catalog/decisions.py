@@ -46,7 +46,7 @@ EVENTS = frozenset(
         *("IndexDropped", "IndexForgotten", "ShardsMoved"),
         *("BuildRequested", "BuildRouted", "IndexBuilt", "BuildFailed"),
         *("BucketCreated", "BucketAdopted", "StreamRenewed"),
-        *("BucketAdded", "BucketRemoved", "BucketForgotten"),
+        *("BucketAdded", "BucketRemoved", "BucketForgotten", "BucketReadAgain"),
         *("RollbackStarted", "RollbackPrepared", "RollbackRestarted", "RollbackCommanded"),
         "RollbackEnded",
         *("RebalanceBegun", "RebalanceCancelled", "RebalanceForgotten"),

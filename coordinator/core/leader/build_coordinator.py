@@ -29,6 +29,7 @@ from coordinator.core.model.commands import (
     MarkBuilt,
     MarkFailed,
     MarkRouted,
+    ReadTopicAgain,
     RenewStream,
 )
 from coordinator.core.model.entities import (
@@ -207,6 +208,8 @@ class BuildCoordinator:
             found.append(Want("build", BuildIndexes(unbuilt)))
         for bucket, vbuckets in _misfits(state, projectors).items():
             found.append(Want(f"bucket/{bucket}", AdoptBucket(bucket, vbuckets)))
+        for bucket, reading in _forgetful(state, projectors).items():
+            found.append(Want(f"bucket/{bucket}", ReadTopicAgain(bucket, reading)))
         for index in sorted(state.in_phase(PENDING, BACKFILL), key=lambda one: one.id):
             found += self._step(index, projectors)
         if state.streams_are_stopped:
@@ -440,6 +443,22 @@ def _misfits(state: StateContext, projectors: Iterable[ProjectorHeartbeat]) -> d
         fits = not isinstance(entity, Bucket) or entity.topic or entity.vbuckets == seen.vbuckets
         if not fits and state.stream(seen.name) is None:
             found[seen.name] = seen.vbuckets
+    return found
+
+
+def _forgetful(state: StateContext, projectors: Iterable[ProjectorHeartbeat]) -> dict[str, int]:
+    """Return the buckets whose topic has to be read again, with the reading that missed something.
+
+    Where a bucket goes back already, that comes first.
+    """
+    found: dict[str, int] = {}
+    for seen in (topic for beat in projectors for topic in beat.topics):
+        held = state.bucket(seen.name)
+        entity = held.entity if held else None
+        rollback = state.rollback(seen.name)
+        is_of_now = isinstance(entity, Bucket) and entity.reading == seen.forgetful
+        if is_of_now and (rollback is None or rollback.is_over):
+            found[seen.name] = seen.forgetful
     return found
 
 

@@ -216,6 +216,14 @@ class AdoptBucket:
     vbuckets: int
 
 
+@dataclass(frozen=True, slots=True)
+class ReadTopicAgain:
+    """Deletions may have been missed in this reading of a bucket's topic: begin another one."""
+
+    name: str
+    reading: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenewStream:
     """A bucket's maintenance stream begins anew, for these incarnations, after this vector.
@@ -373,6 +381,7 @@ Command = (
     | MarkBuilt
     | MarkFailed
     | AdoptBucket
+    | ReadTopicAgain
     | RenewStream
     | MoveRollback
     | BeginRebalance

@@ -186,7 +186,8 @@ class Bucket:
 
     Its documents are in the key-value store, or in the Kafka topic `topic`: then its vbuckets are
     the partitions, `format` is one of `DOCUMENT_FORMATS`, and `registry` the URL of the schema
-    registry, where the format has one.
+    registry, where the format has one. `reading` counts how often the topic was read anew from its
+    beginning; each reading has branches of its own.
     """
 
     name: str
@@ -194,6 +195,7 @@ class Bucket:
     topic: str = ""
     format: str = ""
     registry: str = ""
+    reading: int = 0
 
     @property
     def key(self) -> str:

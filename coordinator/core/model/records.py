@@ -462,12 +462,16 @@ class BucketSeen:
 @dataclass(frozen=True, slots=True)
 class TopicSeen:
     """A bucket whose documents are in a topic, at one projector: how many partitions are its to
-    read, how many records were no documents, and what is wrong with the topic, if anything is."""
+    read, how many records were no documents, and what is wrong with the topic, if anything is.
+
+    `forgetful` is the reading of the topic in which deletions may have been missed, -1: in none.
+    """
 
     name: str
     owned: int
     unreadable: int
     problem: str = ""
+    forgetful: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from coordinator.core.model.commands import (
     OK,
     REFUSED,
     UNKNOWN,
+    AddBucket,
     AlterIndex,
     BuildIndexes,
     Command,
@@ -36,12 +37,14 @@ from coordinator.core.model.commands import (
     Request,
     RewriteEntities,
 )
+from coordinator.core.model.entities import Bucket
 from coordinator.core.model.records import (
     ClusterFormed,
     DdlReply,
     MemberLeft,
     ProjectorHeartbeat,
     ProposalAnswered,
+    TopicSeen,
     TransactionCommitted,
     TransactionRolledBack,
 )
@@ -796,3 +799,28 @@ def test_a_master_that_stood_still_has_waited_for_no_indexer_meanwhile(lone: Lon
     lone.indexer_answers()
     lone.run(500)
     assert lone.replies[token].status == OK
+
+
+def test_a_topic_is_read_again_where_a_projector_may_have_missed_a_deletion() -> None:
+    """Once: what it says of a reading that is over counts no more."""
+    lone = LoneNode(serves=True).start().run(2_000)
+    lone.ask(AddBucket("orders", "shop.orders", 6, "json"))
+
+    def says(forgetful: int) -> int:
+        """Let the projector tell of the reading in which it missed something."""
+        for _ in range(3):
+            topics = (TopicSeen("orders", 6, 0, "", forgetful), TopicSeen("none", 1, 0, "", 0))
+            beat = ProjectorHeartbeat(
+                projector=0, incarnation=1, address="p", pid=1, at_ms=lone.wall_ms, topics=topics
+            )
+            lone.feed(inputs.BeatsRead((beat,)))
+            lone.run(500)
+        held = lone.node.state.bucket("orders")
+        assert held is not None
+        assert isinstance(held.entity, Bucket)
+        return held.entity.reading
+
+    assert says(-1) == 0
+    assert says(0) == 1
+    assert says(0) == 1
+    assert says(1) == 2

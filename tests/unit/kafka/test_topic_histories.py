@@ -24,7 +24,7 @@ def history(*epochs: tuple[int, int], end: int = 100, low: int = 0) -> History:
 
 def goes_back(known: History, epoch: int, seqno: int, topic: str = TOPIC) -> int | None:
     """Return to where one must go back who has read up to `seqno` under an epoch."""
-    log = failover_log_of(TOPIC, PARTITION, known)
+    log = failover_log_of(TOPIC, 0, PARTITION, known)
     vbuuid = vbuuid_of(topic, PARTITION, epoch)
     return rollback_seqno(log, Seqno(known.end), vbuuid, Seqno(seqno))
 
@@ -59,6 +59,14 @@ def test_a_topic_made_anew_shares_nothing() -> None:
     assert goes_back(history((5, 60), (0, 0)), 0, 0, topic="another") is None
 
 
+def test_another_reading_shares_nothing() -> None:
+    known = history((5, 60), (0, 0))
+    log = failover_log_of(TOPIC, 1, PARTITION, known)
+    before, now = (vbuuid_of(TOPIC, PARTITION, 5, reading) for reading in (0, 1))
+    assert rollback_seqno(log, Seqno(known.end), before, Seqno(70)) == 0
+    assert rollback_seqno(log, Seqno(known.end), now, Seqno(70)) is None
+
+
 def test_leaders_who_wrote_nothing_take_nothing_back() -> None:
     """Kafka keeps the last of them only; positions may be under any."""
     idle = history((9, 100), (0, 0))
@@ -75,7 +83,7 @@ def test_a_lost_end_is_lost_whoever_wrote_it() -> None:
 
 def test_of_very_many_leaders_only_the_newest_are_known() -> None:
     known = history((EPOCHS_MAX + 10, 100), (0, 0))
-    log = failover_log_of(TOPIC, PARTITION, known)
+    log = failover_log_of(TOPIC, 0, PARTITION, known)
     assert len(log) == EPOCHS_MAX
     assert goes_back(known, 11, 100) is None
     assert goes_back(known, 10, 100) == 0

@@ -17,6 +17,7 @@ from coordinator.core.model.commands import (
     DropIndex,
     ForgetIndex,
     MarkReady,
+    ReadTopicAgain,
     RemoveBucket,
 )
 from coordinator.core.model.entities import Bucket, Shard, bucket_key
@@ -108,6 +109,20 @@ def test_an_index_and_the_end_of_its_bucket_do_not_go_together(added: Bench) -> 
     assert create & remove
     elsewhere = ddl.footprint(added.state, replace(CREATE, bucket="travel"))
     assert not elsewhere & remove
+
+
+def test_a_topic_is_read_again_once_for_each_reading_that_missed_something(added: Bench) -> None:
+    added.apply(ReadTopicAgain("orders", 0))
+    assert bucket_of(added) == Bucket("orders", 6, "shop.orders", "json", "", 1)
+    for stale in (ReadTopicAgain("orders", 0), ReadTopicAgain("none", 0)):
+        assert isinstance(added.decide(stale), Unchanged)
+    added.apply(ReadTopicAgain("orders", 1))
+    assert bucket_of(added).reading == 2
+
+
+def test_a_bucket_of_the_store_is_not_read_again(bench: Bench) -> None:
+    bench.apply(replace(CREATE, bucket="travel"))
+    assert isinstance(bench.decide(ReadTopicAgain("travel", 0)), Unchanged)
 
 
 def test_there_is_a_bound_on_buckets(bench: Bench) -> None:
