@@ -370,7 +370,7 @@ class Tracker:
         known = self._listed_by(record).known
         changes: list[Change] = []
         if record.kind == MAINTENANCE:
-            self._maintain(record, known, items, changes)
+            self._maintain(record, known, items, changes, is_cut=followed == AFTER_A_HOLE)
         elif record.kind in (BACKFILL, CATCHUP):
             self._fill(record, known, items, changes)
         return changes
@@ -418,8 +418,13 @@ class Tracker:
         known: Known,
         items: Iterable[Item],
         changes: list[Change],
+        *,
+        is_cut: bool,
     ) -> None:
-        """Take items of a maintenance connection. The high watermark moves when a seqno is over."""
+        """Take items of a maintenance connection. The high watermark moves when a seqno is over.
+
+        `is_cut`: what comes first may be the rest of a mutation, of which the beginning is missing.
+        """
         vbucket, seqno = -1, Seqno(0)
         progress: VbucketProgress | None = None
         carried: Carried | None = None
@@ -430,12 +435,13 @@ class Tracker:
                 if progress is not None:
                     self._moved(vbucket, progress, seqno)
                 self._control(record, known, item)
-                vbucket, progress = -1, None
+                vbucket, progress, is_cut = -1, None, False
                 continue
             if at != vbucket:
                 if progress is not None:
                     self._moved(vbucket, progress, seqno)
-                vbucket, progress = at, self._owned(record, known, at, number)
+                first, is_cut = Seqno(number + is_cut), False
+                vbucket, progress = at, self._owned(record, known, at, first)
                 carried = self._carries(known, at) if progress is not None else None
             elif number != seqno and progress is not None and progress.condition == WHOLE:
                 progress.seqno = seqno if seqno > progress.seqno else progress.seqno
@@ -551,7 +557,7 @@ class Tracker:
         elif item.kind == BEGIN:
             vbuuid, which = begun(item)
             listed = {known[at][0] for at in which if known[at][1] is not None}
-            if self._begin(record, vbucket, vbuuid, seqno):
+            if self._begin(record, vbucket, vbuuid, seqno) and not self._is_branched(vbucket):
                 self._carry(vbucket, listed)
         elif item.kind == ATTACH:
             index_id, tracked = known[item.place]
@@ -565,6 +571,10 @@ class Tracker:
                     progress.synced = seqno
                     self._bound(vbucket, seqno)
                 self._moved(vbucket, progress, seqno)
+
+    def _is_branched(self, vbucket: int) -> bool:
+        """Tell whether nothing of the owner of a vbucket counts."""
+        return self.progress[vbucket].condition == BRANCHED
 
     def _bound(self, vbucket: int, seqno: Seqno) -> None:
         """A snapshot of the store has ended here."""
@@ -656,16 +666,18 @@ class Tracker:
             # It began before anything was held here.
             if not self._begin(record, vbucket, vbuuid, seqno):
                 return
+            if not self._is_branched(vbucket):
+                self._carry_held(vbucket, {i for i, there in known if there is not None})
         elif self._owned(record, known, vbucket, Seqno(seqno + 1)) is None:
             return
-        progress = self.progress[vbucket]
+        if self._is_branched(vbucket):
+            return
         mark = self.indexes[index_id].marks.get(vbucket)
         if mark is None:
             self._mark(vbucket, index_id, seqno)
         else:
             self._resume(vbucket, index_id, seqno)
-        if progress.condition != BRANCHED:
-            self._moved(vbucket, progress, seqno)
+        self._moved(vbucket, self.progress[vbucket], seqno)
 
     def _mark(self, vbucket: int, index_id: int, seqno: Seqno) -> None:
         """An index is attached here: what it does not have, the high watermark must not say."""

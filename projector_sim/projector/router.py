@@ -291,7 +291,7 @@ class Router:
         run.ended.pop(vbucket, None)
         log = tuple(FailoverBranch(*b) for b in BRANCH.iter_unpack(body[BEGIN_HEAD.size :]))
         run.histories[vbucket] = history(vbucket, log)
-        self._synced[vbucket] = seqno
+        self._synced.pop(vbucket, None)  # It may have begun within a snapshot of the source.
         self._tell_of(
             vbucket, StreamBegin, vbuuid=vbuuid, seqno=seqno, kind=run.kind, number=run.number
         )
@@ -456,7 +456,7 @@ class Router:
         if self.run.kind != MAINTENANCE:
             return
         self.probe()
-        self._tell_synced(sorted(self.run.positions.keys() - self._said))
+        self._tell_synced(sorted(self._synced.keys() & self.run.positions.keys() - self._said))
         self._said.clear()
 
     def probe(self, vbuckets: Iterable[int] = ()) -> None:

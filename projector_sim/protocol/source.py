@@ -8,7 +8,8 @@ what follows, as the frames of `projector_sim.protocol.frames`:
   vbucket has lost; or END, if another owns it. One of them comes for each vbucket asked for.
 - MUTATIONS in the order of their seqnos: of each document at least the last one.
 - SYNC at the end of a snapshot: all documents are as they were at that seqno. Before it, a document
-  may be missing of which a later mutation is still to come.
+  may be missing of which a later mutation is still to come. It comes after a BEGIN, too, where the
+  vbucket has nothing to follow: a stream may begin within a snapshot, so a BEGIN does not say so.
 - END, once: at a snapshot's end at or after the seqno at which the stream is to end (DONE), or
   because it cannot go on. A BEGIN may come again: the vbucket has a new branch, and lost nothing.
 """

@@ -197,6 +197,8 @@ class TopicStream(QueuedStream):
         )
         if until is not None and seqno >= until:
             self._end(p, Reason.DONE)
+        elif seqno >= history.stable:
+            self._pending[p] = seqno
 
     # -- what follows ------------------------------------------------------------------------
 

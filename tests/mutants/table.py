@@ -1718,6 +1718,48 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # -- who streams ------------------------------------------------------------------------------
     Mutant(
+        "the-rest-of-a-mutation-counts-for-all-of-it",
+        "indexer_sim/bucket/tracker.py",
+        "first, is_cut = Seqno(number + is_cut), False",
+        "first, is_cut = number, False",
+        "tests/unit/indexer_sim/test_tracker.py",
+    ),
+    Mutant(
+        "a-stream-on-another-branch-hides-what-an-index-lacks",
+        "indexer_sim/bucket/tracker.py",
+        "if self._begin(record, vbucket, vbuuid, seqno) and not self._is_branched(vbucket):",
+        "if self._begin(record, vbucket, vbuuid, seqno):",
+        "tests/unit/indexer_sim/test_tracker.py",
+    ),
+    Mutant(
+        "an-attach-that-takes-over-carries-all",
+        "indexer_sim/bucket/tracker.py",
+        "self._carry_held(vbucket, {i for i, there in known if there is not None})",
+        "pass",
+        "tests/unit/indexer_sim/test_tracker.py",
+    ),
+    Mutant(
+        "a-begin-is-taken-for-the-end-of-a-snapshot",
+        "projector_sim/projector/router.py",
+        "self._synced.pop(vbucket, None)  #",
+        "self._synced[vbucket] = seqno  #",
+        "tests/unit/projector_sim/test_router.py",
+    ),
+    Mutant(
+        "a-reading-of-a-topic-has-the-branches-of-the-one-before",
+        "coordinator/kafka/topic_histories.py",
+        '(f"/{reading}" if reading else "")',
+        '""',
+        "tests/unit/kafka/test_topic_histories.py",
+    ),
+    Mutant(
+        "a-topic-is-read-again-for-what-was-missed-in-an-earlier-reading",
+        "coordinator/core/catalog/buckets.py",
+        " or bucket.reading != command.reading:",
+        ":",
+        "tests/unit/core/catalog/test_buckets.py",
+    ),
+    Mutant(
         "what-was-lost-after-a-catch-up-was-asked-for-is-not-missed",
         "indexer_sim/bucket/tracker.py",
         "is_known and progress.begun <= progress.seqno:",
@@ -4804,8 +4846,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-topic-made-anew-is-the-same",
         EPOCHS,
-        'text = f"{topic_id}/{partition}/{epoch}".encode()',
-        'text = f"{partition}/{epoch}".encode()',
+        'text = f"{topic_id}/{partition}/{epoch}" +',
+        'text = f"{partition}/{epoch}" +',
         "tests/unit/kafka/test_topic_histories.py",
     ),
     Mutant(

@@ -259,7 +259,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
         0,
         {"acknowledged-is-effective-once"},
     ),
-    (t.an_undo_creates_another_index, transacting, 52, {"an-undo-leads-back"}),
+    (t.an_undo_creates_another_index, transacting, 57, {"an-undo-leads-back"}),
     (t.a_comparison_is_decided_apart, busy(transacting), 48, {"a-transaction-is-whole"}),
     (s.the_end_of_a_subscription_is_not_seen, subscribing, 20, {"nothing-comes-after-the-end"}),
     (

@@ -168,6 +168,7 @@ class Indexer:
 # -- single laws ---------------------------------------------------------------------------------
 
 ONE = {1: 1}
+BOTH = {1: 1, 2: 1}
 
 
 def upsert(seqno: int, document: bytes, key: bytes, vbucket: int = 0, place: int = 0) -> Item:
@@ -574,6 +575,46 @@ def test_an_index_that_an_owner_forgot_is_caught_up_before_it_is_complete_again(
     assert not indexer.entries.held
 
 
+def both_built() -> Indexer:
+    """Return an indexer with two indexes of one vbucket, complete."""
+    indexer = Indexer(*INDEXES, vbuckets=1)
+    everything = begin(0, 0, BRANCH, [0, 1])
+    indexer.apply(maintenance(everything, builds=BOTH))
+    indexer.apply(backfill(everything, Item(END, 0, 0), builds=BOTH))
+    assert all(map(indexer.complete, INDEXES))
+    return indexer
+
+
+def test_a_stream_on_another_branch_does_not_hide_what_an_index_lacks() -> None:
+    indexer = both_built()
+    indexer.apply(maintenance(begin(0, 0, BRANCH, [0]), connection=2, number=2))
+    indexer.apply(maintenance(upsert(6, b"x", b"k"), connection=2, number=2))
+    elsewhere = begin(0, 2, BRANCH + 1, [0, 1])
+    indexer.apply(maintenance(elsewhere, connection=3, number=3, builds=BOTH))
+    attached = attach(0, 2, BRANCH + 1, 1)
+    indexer.apply(maintenance(attached, connection=3, number=3, builds=BOTH))
+    assert conditions(indexer) == [BRANCHED]
+    assert not indexer.complete(2)
+    indexer.apply(maintenance(begin(0, 6, BRANCH, [0, 1]), connection=4, number=4, builds=BOTH))
+    progress = indexer.tracker.progress[0]
+    assert (progress.condition, progress.seqno, progress.begun) == (GAP, 0, 6)
+
+
+def test_an_owner_that_begins_with_an_attach_does_not_carry_the_others() -> None:
+    """It sends no BEGIN to who has no index of those that it knows of."""
+    indexer = both_built()
+    later = {"connection": 2, "number": 2}
+    indexer.apply(maintenance(attach(0, 0, BRANCH, 0), builds={2: 1}, **later))
+    indexer.apply(maintenance(upsert(6, b"x", b"k"), builds={2: 1}, **later))
+    assert not indexer.complete(1)
+    indexer.apply(maintenance(attach(0, 6, BRANCH, 0), builds=BOTH, **later))
+    progress = indexer.tracker.progress[0]
+    assert (progress.condition, progress.seqno, progress.begun) == (GAP, 0, 6)
+    told = (begin(0, 0, BRANCH, [0, 1]), upsert(6, b"x", b"k"), Item(END, 0, 6))
+    indexer.apply(catchup(*told, builds=BOTH))
+    assert indexer.entries.held.keys() == {(1, b"x"), (2, b"x")}
+
+
 def test_what_was_sent_while_messages_were_lost_is_caught_up() -> None:
     indexer = built()
     indexer.apply(maintenance(upsert(3, b"x", b"k3")))
@@ -825,13 +866,35 @@ def test_a_record_that_is_missing_holds_the_high_watermark_back_until_it_is_caug
     indexer.apply(linked(3, 1, upsert(2, b"x", b"k")))
     indexer.apply(linked(9, 5, upsert(6, b"y", b"k")))
     progress = indexer.tracker.progress[0]
-    assert (progress.condition, progress.seqno, progress.begun) == (GAP, 2, 5)
+    assert (progress.condition, progress.seqno, progress.begun) == (GAP, 2, 6)
     again = (begin(0, 2, BRANCH, [0]), absent(4, b"x"), Item(END, 0, 6))
     indexer.apply(linked(1, 0, *again, kind=CATCHUP, connection=8))
     assert (progress.condition, progress.seqno) == (WHOLE, 6)
     assert indexer.entries.held.keys() == {(1, b"y")}
     indexer.apply(linked(12, 9, Item(SYNC, 0, 7)))
     assert (progress.condition, progress.seqno) == (WHOLE, 7)
+
+
+def test_what_follows_a_hole_may_be_the_rest_of_a_mutation() -> None:
+    """Its beginning is missing: a catch-up that ended below it does not make it whole."""
+
+    def of_both(ordinal: int, *items: Item, kind: str = MAINTENANCE, connection: int = 5) -> Record:
+        links = {"ordinal": ordinal, "previous": ordinal - 1}
+        return record(kind, connection, 2, BOTH, *items, **links)
+
+    indexer = Indexer(*INDEXES, vbuckets=1)
+    indexer.apply(of_both(1, begin(0, 0, BRANCH, [0, 1])))
+    whole = (begin(0, 0, BRANCH, [0, 1]), Item(END, 0, 0))
+    indexer.apply(of_both(1, *whole, kind=BACKFILL, connection=6))
+    indexer.apply(of_both(3, upsert(11, b"x", b"k", place=1)))
+    progress = indexer.tracker.progress[0]
+    told = (begin(0, 0, BRANCH, [0, 1]), Item(END, 0, 10))
+    indexer.apply(of_both(1, *told, kind=CATCHUP, connection=7))
+    assert (progress.condition, progress.seqno) == (GAP, 10)
+    told = (begin(0, 10, BRANCH, [0, 1]), upsert(11, b"x", b"k"), Item(END, 0, 11))
+    indexer.apply(of_both(1, *told, kind=CATCHUP, connection=8))
+    assert (progress.condition, progress.seqno) == (WHOLE, 11)
+    assert indexer.entries.held.keys() == {(1, b"x"), (2, b"x")}
 
 
 def test_a_record_of_no_items_tells_that_one_is_missing_where_nothing_is_written() -> None:

@@ -443,13 +443,14 @@ def test_a_probe_is_a_record_for_everybody_after_all_that_waits() -> None:
 
 def test_a_probe_says_how_far_vbuckets_have_come_unless_something_is_about_to_follow() -> None:
     here = Given(ONE, TWO)
+    here.begin(3)
     for vbucket in (0, 1, 2):
         here.begin(vbucket)
         here.mutate(vbucket, (4, "d", {"a": 1, "b": 2}))
     here.feed(frames.sync([(0, 4), (1, 4)]))
     here.mutate(1, (5, "d", {"a": 2}))
     before = len(here.sink.of(2, SYNC))
-    here.router.probe([0, 1, 2, 7])
+    here.router.probe([0, 1, 2, 3, 7])
     assert [(item.vbucket, item.seqno) for item in here.sink.of(2, SYNC)[before:]] == [(0, 4)]
 
 
@@ -688,7 +689,7 @@ def test_where_nothing_changes_the_last_sync_is_repeated_but_not_to_the_indexers
     here.feed(frames.end(2, 0, Reason.MOVED))
     here.router.repeat()
     syncs = [[(r.vbucket, r.seqno) for r in syncs_of(vector)] for vector in here.sink.vectors()]
-    assert syncs == [[(0, 5)], [(1, 3), (2, 3)], [(1, 7)], [(0, 5)]]
+    assert syncs == [[(0, 5)], [(1, 7)], [(0, 5)]], "where 2 has begun may be within a snapshot"
     assert [i.seqno for i in here.items(1, SYNC)] == [5, 7]
 
 
