@@ -256,7 +256,7 @@ def test_a_projector_that_lapses_often_has_its_streams_renewed_with_pauses(view:
     stream = Stream("travel", 5, (Source(0, 9, 5),), b"", b"", "")
     view.state = evolve(view.state, [(Mutation("Changed", stream.key, b"", stream), Cas(9))])
     owner = StreamOwner("travel", 71, 0, 5, 2)
-    projector = SimpleNamespace(projector=0, incarnation=9, waiting=(), buckets=())
+    projector = SimpleNamespace(projector=0, incarnation=9, waiting=(), buckets=(), topics=())
     view.authority = SimpleNamespace(projectors={0: SimpleNamespace(incarnation=9)})
     view.config.stream_hold_ms = 0
     view.config.stream_timeout_ms = 5_000
