@@ -80,6 +80,7 @@ from indexer_sim.bucket.storage import Storage
 from indexer_sim.bucket.transfers import Giving
 from indexer_sim.pipeline.data_plane import DataPlane
 from indexer_sim.pipeline.histories import Histories
+from indexer_sim.pipeline.late_beats import LateBeats
 from indexer_sim.scans.api import ScanServer
 from indexer_sim.scans.reader import StorageReading
 from schemas.registry import SchemaError
@@ -172,6 +173,7 @@ class Indexer:
         self._short_since_s: float | None = None
         """Since when every broker that was asked has said that the log ends before the position."""
         self._beat_due_s = 0.0
+        self._late_beats = LateBeats(options.heartbeat_ms / 1000)
         self._size: tuple[float, int] = (0.0, 0)
         self._ahead_since: dict[int, float] = {}
         self._dead_letters = DeadLetters(options.cluster)
@@ -188,6 +190,7 @@ class Indexer:
             status_log,
             self.threads,
             self._dead_letters,
+            self._late_beats,
         )
         for value in self.storage.rollbacks():
             self.data.applier.roll_back(codec.decode(value))
@@ -528,7 +531,9 @@ class Indexer:
         now = time.monotonic()
         if now - self._size[0] >= SIZE_PERIOD_S:
             self._size = (now, self.storage.size_bytes())
-        link.beat(self._heartbeat())
+        beat = self._heartbeat()
+        link.beat(beat)
+        self._late_beats.sent(beat, now)
         self._beat_due_s = now + self.options.heartbeat_ms / 1000
 
     def _mend_builds(self) -> None:

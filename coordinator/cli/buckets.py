@@ -70,6 +70,7 @@ def show(session: Session, name: Name) -> None:
             ("format", source.get("format", "")),
             ("registry", source.get("registry") or ""),
             ("partitions", bucket["vbuckets"]),
+            ("read again", source.get("reading", "")),
             ("indexes", bucket["indexes"]),
             ("cas", bucket["cas"]),
         ]

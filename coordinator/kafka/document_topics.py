@@ -56,6 +56,14 @@ class Cleaning:
     is_truncated: bool
     delete_retention_ms: int
 
+    def kept_since_ms(self, now_ms: int, read_from_ms: int) -> int | None:
+        """Return since when no deletion may have been forgotten; None: none at all.
+
+        Who has begun with nothing at `read_from_ms` misses none that was kept since.
+        """
+        since_ms = now_ms - self.delete_retention_ms
+        return since_ms if self.is_compacted and since_ms > max(0, read_from_ms) else None
+
 
 def answer_of(asked: Future[T]) -> T:
     """Return what Kafka answers. Raises KafkaException, also if it does not answer at all."""

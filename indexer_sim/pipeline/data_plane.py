@@ -22,6 +22,7 @@ from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.storage import Storage
 from indexer_sim.pipeline.applier import Applier
 from indexer_sim.pipeline.filler import Filler
+from indexer_sim.pipeline.late_beats import LateBeats
 from indexer_sim.pipeline.mutation_reader import (
     Delivery,
     MutationQueue,
@@ -48,6 +49,7 @@ class DataPlane:
         status_log: StatusLog,
         threads: Threads,
         dead_letters: DeadLetters,
+        late_beats: LateBeats,
     ) -> None:
         self._storage = storage
         self._status_log = status_log
@@ -67,6 +69,7 @@ class DataPlane:
             status_log,
             threads,
             self.filler.fillings.are_filled,
+            late_beats,
         )
         self.applier = Applier(
             *(storage, self.queue, self.reporter.news, status_log.problem, status_log.resolved),

@@ -30,6 +30,7 @@ from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.bucket import Bucket
 from indexer_sim.bucket.entries import State
 from indexer_sim.bucket.storage import Storage
+from indexer_sim.pipeline.late_beats import LateBeats
 from indexer_sim.pipeline.mutation_reader import MutationQueue
 from indexer_sim.pipeline.slice_loads import SliceLoadMeter
 
@@ -56,10 +57,13 @@ class ProgressReporter:
         status_log: StatusLog,
         threads: Threads,
         are_filled: Callable[[], Collection[int]],
+        late_beats: LateBeats,
     ) -> None:
         """`process_id` is the indexer and its incarnation; `are_filled` tells which indexes need no
-        backfill, as other indexers give what they need."""
+        backfill, as other indexers give what they need; `late_beats` tells which heartbeat is
+        to be repeated, if the next one is late."""
         self._are_filled = are_filled
+        self._late_beats = late_beats
         self._settings = plain_settings(
             bootstrap_servers,
             **{"enable.idempotence": True, "message.timeout.ms": MESSAGE_TIMEOUT_MS},
@@ -104,6 +108,8 @@ class ProgressReporter:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
+            if (beat := self._late_beats.due(time.monotonic(), wall_ms())) is not None:
+                self._send(HEARTBEAT, beat, str(self._indexer), partition=0)
             if self._storage.buckets():
                 self._tell()
             if self._news.wait(self._period_s):

@@ -89,8 +89,8 @@ class TopicSource:
         self._problems: dict[str, str] = {}
         self._troubles: dict[str, str] = {}
         """What is wrong with schema registries, by bucket."""
-        self._forgotten: dict[str, int] = {}
-        """Buckets of which deletions may have been missed, and in which reading."""
+        self._forgotten: dict[str, Bucket] = {}
+        """Buckets of which deletions may have been missed, each in the reading that it had."""
         self._cleaned_s = 0.0
         self._unreadable: Counter[str] = Counter()
         self._changed = threading.Event()
@@ -99,6 +99,8 @@ class TopicSource:
     def follow(self, buckets: Mapping[str, Bucket]) -> None:
         """Follow the topics of these buckets from now on, and no others."""
         self._buckets = dict(buckets)
+        forgotten = self._forgotten.items()
+        self._forgotten = {name: one for name, one in forgotten if buckets.get(name) == one}
         self._changed.set()
 
     def open(self, request: StreamRequest, wake: Callable[[], None]) -> SourceStream:
@@ -107,7 +109,10 @@ class TopicSource:
         if bucket is None or known is None:
             return EndedStream(f"there is no topic of bucket {request.bucket}", wake)
         facts, cleaning = known
-        place = TopicPlace(self._servers, self._group, facts, cleaning, self._kafka, bucket.reading)
+        place = TopicPlace(
+            *(self._servers, self._group, facts, cleaning, self._kafka),
+            *(bucket.reading, bucket.read_from_ms),
+        )
         return TopicStream(
             place,
             request,
@@ -161,7 +166,7 @@ class TopicSource:
 
     def _forgetful(self, bucket: Bucket) -> int:
         """Return the reading of a bucket, if deletions may have been missed in it; else -1."""
-        return bucket.reading if self._forgotten.get(bucket.name) == bucket.reading else -1
+        return bucket.reading if self._forgotten.get(bucket.name) == bucket else -1
 
     def close(self) -> None:
         self._changed.set()
@@ -204,9 +209,11 @@ class TopicSource:
 
     def _note_forgotten(self, bucket: Bucket, partition: int) -> None:
         """Hear that deletions in a partition may have been missed, and say so in this reading."""
-        if self._forgotten.get(bucket.name) != bucket.reading:
+        if self._buckets.get(bucket.name) != bucket:
+            return  # It is read again already, or gone.
+        if self._forgotten.get(bucket.name) != bucket:
             self._status_log.info(f"bucket {bucket.name}, partition {partition}: {FORGOTTEN}")
-        self._forgotten[bucket.name] = bucket.reading
+        self._forgotten[bucket.name] = bucket
 
     def _note_unreadable(self, name: str, message: Message, error: RecordError) -> None:
         offset, value = message.offset(), message.value()

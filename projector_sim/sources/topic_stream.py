@@ -60,7 +60,7 @@ def failover_log_of(topic_id: str, reading: int, partition: int, history: Histor
 
 @dataclass(frozen=True, slots=True)
 class TopicPlace:
-    """The topic that a stream reads, and how."""
+    """The topic that a stream reads, and how; in which reading, and since when."""
 
     servers: str
     group: str
@@ -68,6 +68,7 @@ class TopicPlace:
     cleaning: Cleaning
     histories: TopicHistories
     reading: int = 0
+    read_from_ms: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -171,10 +172,10 @@ class TopicStream(QueuedStream):
         """Return from where on no deletion has been forgotten, where Kafka forgets them."""
         place, starts = self._place, self._request.starts
         begun = [p for p in partitions if starts is not None and starts[p][1]]
-        if not begun or not place.cleaning.is_compacted:
+        since_ms = place.cleaning.kept_since_ms(int(time.time() * 1000), place.read_from_ms)
+        if not begun or since_ms is None:
             return {}
-        at_ms = int(time.time() * 1000) - place.cleaning.delete_retention_ms
-        return place.histories.first_since(place.facts.topic, begun, max(0, at_ms))
+        return place.histories.first_since(place.facts.topic, begun, since_ms)
 
     def _has_forgotten(self, history: History, seqno: int, since: int | None) -> bool:
         """Tell whether something that was deleted after this position may be forgotten by now."""
@@ -347,6 +348,8 @@ class TopicStream(QueuedStream):
             self._emit(frames.sync([(p, partition.at)]))
         self._emit(frames.end(p, Seqno(partition.at), Reason.MOVED))
         self._begin(p, history, log, partition.at)
+        if (again := self._partitions.get(p)) is not None:
+            again.reached = max(again.reached, partition.reached)
 
     # -- what is told ------------------------------------------------------------------------
 

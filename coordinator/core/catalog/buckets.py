@@ -102,7 +102,12 @@ def _add_bucket(state: StateContext, request: Request, given: Circumstances) -> 
         text = f"there are {TOPIC_BUCKETS_MAX} buckets of topics already"
         return Unchanged(refused("too_many_buckets", text))
     bucket = Bucket(
-        command.name, command.partitions, command.topic, command.format, command.registry
+        command.name,
+        command.partitions,
+        command.topic,
+        command.format,
+        command.registry,
+        read_from_ms=given.wall_ms,
     )
     change = Change("BucketAdded", bucket.key, bucket)
     return accepted(request, (change,), {"bucket": describe_bucket(bucket)})
@@ -183,7 +188,7 @@ def _read_again(state: StateContext, request: Request, given: Circumstances) -> 
     bucket = held.entity if held is not None else None
     if not isinstance(bucket, Bucket) or not bucket.topic or bucket.reading != command.reading:
         return Unchanged(Outcome("ok"))
-    again = replace(bucket, reading=bucket.reading + 1)
+    again = replace(bucket, reading=bucket.reading + 1, read_from_ms=given.wall_ms)
     return Accepted((Change("BucketReadAgain", again.key, again),), {})
 
 

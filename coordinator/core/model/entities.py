@@ -187,7 +187,7 @@ class Bucket:
     Its documents are in the key-value store, or in the Kafka topic `topic`: then its vbuckets are
     the partitions, `format` is one of `DOCUMENT_FORMATS`, and `registry` the URL of the schema
     registry, where the format has one. `reading` counts how often the topic was read anew from its
-    beginning; each reading has branches of its own.
+    beginning; each reading has branches of its own. This one has begun at `read_from_ms` or later.
     """
 
     name: str
@@ -196,6 +196,7 @@ class Bucket:
     format: str = ""
     registry: str = ""
     reading: int = 0
+    read_from_ms: int = 0
 
     @property
     def key(self) -> str:

@@ -110,7 +110,8 @@ def test_history_has_every_event_with_its_day_and_kind(folder: Path) -> None:
         "at_utc": "2023-11-14T22:13:20",
         "date": "2023-11-14",
         "month": "2023-11",
-        "value": '{"name":"travel","vbuckets":64,"topic":"","format":"","registry":"","reading":0}',
+        "value": '{"name":"travel","vbuckets":64,"topic":"","format":"","registry":"",'
+        '"reading":0,"read_from_ms":0}',
     }
     assert last["cas"] == 4
     by_kind = "SELECT kind, count(*) AS n FROM history GROUP BY ALL ORDER BY kind"

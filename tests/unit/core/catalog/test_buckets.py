@@ -43,7 +43,7 @@ def bucket_of(bench: Bench, name: str = "orders") -> Bucket:
 
 
 def test_partitions_are_vbuckets_also_for_its_indexes(added: Bench) -> None:
-    assert bucket_of(added) == Bucket("orders", 6, "shop.orders", "json", "")
+    assert bucket_of(added) == Bucket("orders", 6, "shop.orders", "json", "", 0, added.wall_ms)
     added.apply(CREATE)
     assert bucket_of(added).vbuckets == 6
 
@@ -112,8 +112,9 @@ def test_an_index_and_the_end_of_its_bucket_do_not_go_together(added: Bench) -> 
 
 
 def test_a_topic_is_read_again_once_for_each_reading_that_missed_something(added: Bench) -> None:
+    added.wall_ms += 5
     added.apply(ReadTopicAgain("orders", 0))
-    assert bucket_of(added) == Bucket("orders", 6, "shop.orders", "json", "", 1)
+    assert bucket_of(added) == Bucket("orders", 6, "shop.orders", "json", "", 1, added.wall_ms)
     for stale in (ReadTopicAgain("orders", 0), ReadTopicAgain("none", 0)):
         assert isinstance(added.decide(stale), Unchanged)
     added.apply(ReadTopicAgain("orders", 1))
