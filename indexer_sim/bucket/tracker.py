@@ -464,9 +464,10 @@ class Tracker:
             others = kind == DOCUMENT
             append(made(Change, (document, number, vbucket, placed, others, scope, indexes)))
         if progress is not None:
-            if record.continued:
+            if record.continued and progress.condition != BRANCHED:
                 # What is still to come of the last seqno must not be counted as held.
-                progress.partial, seqno = seqno, Seqno(seqno - 1)
+                progress.partial = max(progress.partial, seqno)
+                seqno = Seqno(seqno - 1)
             self._moved(vbucket, progress, seqno)
 
     def _carries(self, known: Known, vbucket: int) -> Carried:
@@ -591,6 +592,7 @@ class Tracker:
         if record.number < progress.number:
             return False
         progress.number, progress.owner = record.number, (record.projector, record.connection)
+        progress.catchup = NO_CONNECTION  # It may not carry all that this one does not bring.
         self._taken = None
         goes_on = has_what_was_applied(progress, vbuuid, log)
         if goes_on or not self._is_held(vbucket):
@@ -599,15 +601,13 @@ class Tracker:
             # Nothing is held, so nothing is missing, wherever it begins.
             progress.change(BEGUN_WITHIN)
             progress.vbuuid, progress.seqno = vbuuid, seqno
-            progress.begun = progress.synced = progress.floor = seqno
-            progress.partial, progress.catchup = Seqno(0), NO_CONNECTION
-            self.boundaries[vbucket] = [seqno]
+            progress.begun = progress.floor = seqno
+            progress.partial = progress.synced = Seqno(0)
+            self.boundaries[vbucket] = []  # It may have begun within a snapshot of the store.
         elif not goes_on:
             progress.change(BEGUN_ON_A_BRANCH)
         else:
             progress.change(BEGUN_WITHIN if seqno <= progress.seqno else BEGUN_ABOVE)
-            if progress.condition == WHOLE:
-                progress.catchup = NO_CONNECTION
             progress.begun = seqno
             self._go_over(vbucket, progress, vbuuid)
         self._touch(vbucket, progress)
@@ -847,6 +847,7 @@ class Tracker:
             carried = {known[which][0] for which in listed}
             if _succession(progress, vbuuid, log) is Succession.LOST:
                 progress.change(BEGUN_ON_A_BRANCH)
+                progress.catchup = NO_CONNECTION
                 self._touch(item.vbucket, progress)
                 return
             near = item.seqno <= progress.seqno and has_what_was_applied(progress, vbuuid, log)
@@ -865,7 +866,8 @@ class Tracker:
                 progress.seqno = max(progress.seqno, progress.reached)
             else:
                 progress.seqno = max(progress.seqno, item.seqno)
-            if progress.condition not in CATCHING_UP and progress.seqno == progress.floor:
+            is_last = progress.seqno == progress.floor == item.seqno
+            if progress.condition not in CATCHING_UP and is_last:
                 # It has brought the last of each document, up to here, and nothing came since.
                 self._bound(item.vbucket, progress.seqno)
             self._touch(item.vbucket, progress)

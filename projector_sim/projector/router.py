@@ -225,10 +225,12 @@ class Router:
     ) -> None:
         """Send the items of these indexes from now on; say so of those that are `attached`.
 
-        In these `vbuckets`, None: in all.
+        In these `vbuckets`, None: in all. Who held nothing until now hears, too, where a snapshot
+        has ended: perhaps nothing follows.
         """
         self.flush()
         self._lay(routes)
+        attached = tuple(attached)
         for index_id in attached:
             for vbucket, seqno in self.run.positions.items():
                 if vbuckets is not None and vbucket not in vbuckets:
@@ -242,6 +244,9 @@ class Router:
                         if index_id in host.place
                     ),
                 )
+        if attached and self.run.kind == MAINTENANCE:
+            there = self.run.positions
+            self._say_ends(v for v in there if vbuckets is None or v in vbuckets)
         self.flush()
 
     def _lay(self, routes: Iterable[Route]) -> None:
@@ -283,8 +288,8 @@ class Router:
         run = self.run
         if vbucket not in self._asked:
             raise FrameError(f"vbucket {vbucket} has begun, and nobody has asked for it")
-        if vbucket in run.given_up:
-            return
+        if vbucket in run.given_up or run.until_on.get(vbucket, vbuuid) != vbuuid:
+            return  # Where this is to end is on another branch, of which more may be on its way.
         if self._over_soon:
             self.flush()  # It may be this vbucket that has ended, and goes on.
         run.vbuuids[vbucket], run.positions[vbucket] = vbuuid, seqno
@@ -447,6 +452,11 @@ class Router:
             for item in pack_syncs(some):
                 self._to_all(item, some[0][0])
 
+    def _say_ends(self, vbuckets: Iterable[int]) -> None:
+        """Say in line how far these have come, of those that are at the end of a snapshot."""
+        positions = ((v, self.run.positions[v]) for v in vbuckets if v in self.run.positions)
+        self._say_reached((v, seqno) for v, seqno in positions if seqno == self._synced.get(v))
+
     def repeat(self) -> None:
         """Say how far vbuckets have come that were not spoken of since the last call.
 
@@ -466,8 +476,7 @@ class Router:
         applied, or has missed, all that was handed over before it, on whatever connection. Of these
         `vbuckets` it says how far they have come, unless something is about to follow.
         """
-        positions = ((v, self.run.positions[v]) for v in vbuckets if v in self.run.positions)
-        self._say_reached((v, seqno) for v, seqno in positions if seqno == self._synced.get(v))
+        self._say_ends(vbuckets)
         self.flush()
         for partition, lane in enumerate(self._lanes):
             for indexer, host in lane.hosts.items():

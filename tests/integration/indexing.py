@@ -192,8 +192,9 @@ def backfill(sender: Sender, builds: Mapping[int, int]) -> Connection:
     return Connection(sender, BACKFILL_KIND, builds)
 
 
-def catchup(sender: Sender, builds: Mapping[int, int]) -> Connection:
-    return Connection(sender, CATCHUP, builds)
+def catchup(sender: Sender, builds: Mapping[int, int], number: int = 1) -> Connection:
+    """Return a catch-up of who sends maintenance under this number."""
+    return Connection(sender, CATCHUP, builds, number)
 
 
 class Watermarks:

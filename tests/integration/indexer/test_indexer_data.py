@@ -184,7 +184,7 @@ def test_a_gap_is_asked_for_until_it_is_caught_up(bench: Bench) -> None:
             assert asked.vbuckets == tuple(range(VBUCKETS))
             vector = Vector.from_bytes(asked.vbuuids, asked.seqnos)
             assert vector == Vector([BRANCH] * VBUCKETS, [11] * VBUCKETS)
-    filling = catchup(bench.sender, {1: 1}).begin(11)
+    filling = catchup(bench.sender, {1: 1}, number=2).begin(11)
     filling.put(15, {0: ("b", "stale"), 2: ("d", "Nice")})
     filling.end(20)
     bench.watermarks.reach(21)

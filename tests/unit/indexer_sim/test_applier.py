@@ -26,6 +26,7 @@ from coordinator.core.keys.key_versions import (
     END,
     NO_SLICE,
     PLACES,
+    SYNC,
     UPSERT,
     Item,
     attach,
@@ -417,7 +418,8 @@ def test_the_last_timestamp_of_a_bucket_counts_although_it_is_older_than_what_is
     bench.applier.apply([Queued(0, stable(n, 4 + n, "idle")) for n in (1, 2)])
     bench.storage.know("idle", 1)
     bench.storage.allocate("idle", 2, frozenset({0}), b"", ENDS)
-    begun = record(MAINTENANCE, begin(0, 6, BRANCH, [0]), index_id=2, bucket="idle")
+    synced = (begin(0, 6, BRANCH, [0]), Item(SYNC, 0, 6))
+    begun = record(MAINTENANCE, *synced, index_id=2, bucket="idle")
     whole = (begin(0, 0, BRANCH, [0]), Item(END, 0, 6))
     bench.feed(begun, record(BACKFILL, *whole, connection=2, index_id=2, bucket="idle"))
     found = bench.storage.bucket("idle")

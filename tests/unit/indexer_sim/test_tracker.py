@@ -615,6 +615,71 @@ def test_an_owner_that_begins_with_an_attach_does_not_carry_the_others() -> None
     assert indexer.entries.held.keys() == {(1, b"x"), (2, b"x")}
 
 
+def test_a_catch_up_does_not_outlive_a_stream_on_another_branch() -> None:
+    """What it sent meanwhile was not taken."""
+    indexer = built()
+    indexer.apply(maintenance(upsert(3, b"w", b"k"), begin(0, 8, BRANCH, [0])))
+    indexer.apply(catchup(begin(0, 3, BRANCH, [0]), number=1))
+    indexer.apply(maintenance(begin(0, 2, BRANCH + 1, [0]), connection=3, number=2))
+    indexer.apply(catchup(upsert(5, b"x", b"k"), number=1))
+    indexer.apply(maintenance(begin(0, 8, BRANCH, [0]), connection=4, number=3))
+    indexer.apply(catchup(Item(END, 0, 8), number=1))
+    progress = indexer.tracker.progress[0]
+    assert (progress.condition, progress.seqno) == (GAP, 3)
+
+
+def test_a_catch_up_does_not_outlive_the_owner_that_it_was_for() -> None:
+    """An index that was attached since lacks what the next owner did not bring."""
+    indexer = Indexer(*INDEXES, vbuckets=1)
+    indexer.apply(maintenance(begin(0, 3, BRANCH, [0])))
+    indexer.apply(backfill(begin(0, 0, BRANCH, [0]), Item(END, 0, 3)))
+    second = {"connection": 2, "number": 2}
+    indexer.apply(maintenance(begin(0, 8, BRANCH, [0]), **second))
+    indexer.apply(catchup(begin(0, 3, BRANCH, [0])))
+    indexer.apply(maintenance(attach(0, 10, BRANCH, 1), builds=BOTH, **second))
+    indexer.apply(backfill(begin(0, 0, BRANCH, [1]), Item(END, 0, 10), builds=BOTH))
+    third = {"connection": 3, "number": 3}
+    indexer.apply(maintenance(begin(0, 15, BRANCH, [0, 1]), builds=BOTH, **third))
+    indexer.apply(catchup(upsert(13, b"x", b"k"), Item(END, 0, 16)))
+    progress = indexer.tracker.progress[0]
+    assert (progress.condition, progress.seqno) == (GAP, 3)
+
+
+def test_of_mutations_in_parts_the_highest_is_remembered() -> None:
+    """Else nobody would find that the store has lost it."""
+    indexer = built()
+    indexer.apply(record(MAINTENANCE, 1, 1, ONE, upsert(11, b"x", b"k"), continued=True))
+    indexer.apply(maintenance(begin(0, 3, BRANCH, [0]), connection=2, number=2))
+    indexer.apply(record(MAINTENANCE, 2, 2, ONE, upsert(5, b"y", b"k"), continued=True))
+    assert indexer.tracker.progress[0].applied == 11
+
+
+def test_a_part_of_a_mutation_on_another_branch_was_not_applied() -> None:
+    indexer = built()
+    indexer.apply(maintenance(upsert(3, b"x", b"k3")))
+    indexer.apply(maintenance(begin(0, 2, BRANCH + 1, [0]), connection=2, number=2))
+    indexer.apply(record(MAINTENANCE, 2, 2, ONE, upsert(50, b"x", b"k"), continued=True))
+    assert (conditions(indexer), indexer.tracker.progress[0].applied) == ([BRANCHED], 3)
+
+
+def test_where_a_catch_up_has_ended_below_what_the_owner_sent_is_no_snapshots_end() -> None:
+    indexer = built()
+    indexer.apply(maintenance(upsert(3, b"x", b"k3"), begin(0, 8, BRANCH, [0])))
+    indexer.apply(maintenance(upsert(12, b"z", b"k")))
+    indexer.apply(catchup(begin(0, 3, BRANCH, [0]), Item(END, 0, 10), number=1))
+    progress = indexer.tracker.progress[0]
+    assert (progress.condition, progress.seqno) == (WHOLE, 12)
+    assert 12 not in indexer.tracker.boundaries[0]
+
+
+def test_where_a_stream_begins_is_no_snapshots_end() -> None:
+    indexer = Indexer(1, vbuckets=1)
+    indexer.apply(maintenance(begin(0, 23, BRANCH, [0])))
+    assert indexer.tracker.boundaries[0] == []
+    indexer.apply(maintenance(Item(SYNC, 0, 23)))
+    assert indexer.tracker.boundaries[0] == [23]
+
+
 def test_what_was_sent_while_messages_were_lost_is_caught_up() -> None:
     indexer = built()
     indexer.apply(maintenance(upsert(3, b"x", b"k3")))

@@ -680,6 +680,28 @@ def test_a_sync_comes_after_all_that_it_promises() -> None:
     assert here.run.positions == {0: 1, 1: 3}
 
 
+def test_who_is_attached_hears_where_a_snapshot_has_ended() -> None:
+    """Nothing may follow, and it has held nothing until now."""
+    here = Given(ONE)
+    for vbucket in (0, 1):
+        here.begin(vbucket)
+        here.mutate(vbucket, (4, "d", {"a": 1}))
+    here.feed(frames.sync([(0, 4), (1, 4)]))
+    here.mutate(1, (5, "d", {"a": 2}))
+    here.carry(ONE, TWO, attached=(TWO.id,))
+    told = [(item.kind, item.vbucket, item.seqno) for item in here.items(3)]
+    assert sorted(told) == sorted([(ATTACH, 0, 4), (SYNC, 0, 4), (ATTACH, 1, 5)])
+
+
+def test_a_catch_up_that_would_end_on_another_branch_brings_nothing() -> None:
+    here = Given(ONE, kind="catch-up")
+    here.run.until_on = {0: BRANCH + 1, 1: BRANCH}
+    here.begin(0, 1)
+    here.mutate(0, (4, "d", {"a": 1}))
+    here.feed(frames.end(0, 4, Reason.DONE))
+    assert (set(here.run.positions), here.run.done) == ({1}, [])
+
+
 def test_where_nothing_changes_the_last_sync_is_repeated_but_not_to_the_indexers() -> None:
     here = Given(ONE, TWO)
     here.begin(0, 1, 2, seqno=3)
