@@ -98,9 +98,11 @@ def test_a_stream_that_others_found_lost_is_taken_over_by_another_connection(
         give_up(self, vbuckets)
 
     monkeypatch.setattr(Router, "give_up", counted)
-    for world in range(6 * seed, 6 * seed + 6):
+    for world in range(100 * seed, 100 * seed + 40):
         PlaneWorld(world, focus=("connections_closed", "vbuckets_moved", "frames_lost")).run()
-    assert given_up
+        if given_up and world >= 100 * seed + 5:
+            return
+    pytest.fail("none was taken over")
 
 
 def test_a_build_ends_though_a_stream_began_anew_below_where_it_was_attached() -> None:
@@ -137,7 +139,7 @@ MUTANTS: list[tuple[Plant, tuple[str, ...], int, set[str]]] = [
     (s.absence_leaves_no_tombstone, (), 0, CLAIMS),
     (s.of_several_keys_one_is_held, (), 0, CLAIMS),
     (s.what_indexers_ignore_goes_on, (*TAKEN_OVER, "master_crashes"), 772312, {"converges"}),
-    (s.catch_up_ends_early, ("away_for_retention", "retention"), 9, CLAIMS),
+    (s.catch_up_ends_early, ("away_for_retention", "retention"), 0, CLAIMS),
     (s.build_is_complete_in_some_vbuckets, (), 2, {"a-build-ends-when-it-is-complete"}),
     (s.backfill_ends_too_low, (), 0, CLAIMS),
     (s.number_is_used_again, ("connections_closed",), 2, {"one-connection-a-number"}),
@@ -149,8 +151,8 @@ MUTANTS: list[tuple[Plant, tuple[str, ...], int, set[str]]] = [
     ),
     (s.offsets_are_written_first, ("indexer_crashes_in_a_write",), 0, CLAIMS),
     (s.what_retention_took_is_not_missed, ("away_for_retention",), 0, CLAIMS),
-    (s.what_a_build_lacks_is_not_sent_again, LOST_BUILDS, 4, {"converges"}),
-    (s.what_is_missing_of_a_connection_is_not_noticed, ("records_lost",), 9, CLAIMS),
+    (s.what_a_build_lacks_is_not_sent_again, LOST_BUILDS, 2, {"converges"}),
+    (s.what_is_missing_of_a_connection_is_not_noticed, ("records_lost",), 2, CLAIMS),
     (s.part_of_a_seqno_counts_for_all_of_it, ("projector_killed",), 6, CLAIMS),
     (s.older_build_is_kept, ("indexer_loses_storage",), 9, CLAIMS),
 ]
