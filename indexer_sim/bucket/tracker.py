@@ -607,19 +607,24 @@ class Tracker:
         elif not goes_on:
             progress.change(BEGUN_ON_A_BRANCH)
         else:
+            self._go_over(vbucket, progress, vbuuid)
             progress.change(BEGUN_WITHIN if seqno <= progress.seqno else BEGUN_ABOVE)
             progress.begun = seqno
-            self._go_over(vbucket, progress, vbuuid)
         self._touch(vbucket, progress)
         return True
 
     def _go_over(self, vbucket: int, progress: VbucketProgress, vbuuid: Vbuuid) -> None:
         """What is held is of this branch: what is filled from another one must not count.
 
-        Such a backfill or catch-up may bring what the vbucket has lost.
+        Such a backfill or catch-up may bring what the vbucket has lost. And within a snapshot of
+        the store a mutation has not come, if another was to follow that this branch may not have:
+        so what is held goes up to the end of a snapshot, and no further.
         """
         if vbuuid == progress.vbuuid:
             return
+        ends = (end for end in self.boundaries.get(vbucket, ()) if end <= progress.seqno)
+        progress.floor = max(progress.floor, progress.applied)
+        progress.seqno = Seqno(max(ends, default=0))
         progress.vbuuid, progress.catchup = vbuuid, NO_CONNECTION
         for index_id, tracked in self.indexes.items():
             mark = tracked.marks.get(vbucket)
@@ -848,13 +853,11 @@ class Tracker:
             if _succession(progress, vbuuid, log) is Succession.LOST:
                 progress.change(BEGUN_ON_A_BRANCH)
                 progress.catchup = NO_CONNECTION
-                self._touch(item.vbucket, progress)
-                return
-            near = item.seqno <= progress.seqno and has_what_was_applied(progress, vbuuid, log)
-            if near and carried >= self._missing(item.vbucket):
+            elif has_what_was_applied(progress, vbuuid, log):
                 self._go_over(item.vbucket, progress, vbuuid)
-                progress.catchup = connection
-                self._touch(item.vbucket, progress)
+                if item.seqno <= progress.seqno and carried >= self._missing(item.vbucket):
+                    progress.catchup = connection
+            self._touch(item.vbucket, progress)
         elif item.kind == END and progress.catchup == connection:
             progress.catchup = NO_CONNECTION
             progress.floor = max(progress.floor, item.seqno)

@@ -344,7 +344,9 @@ class TopicStream(QueuedStream):
             self._end(p, Reason.CRASHED)
             return
         self._emit_mutations(p, partition)
-        if self._pending.pop(p, None) is not None:
+        is_end = self._pending.pop(p, None) is not None
+        if is_end or not self._place.cleaning.is_compacted:
+            # Nothing is held back then: what was read so far goes over as it is.
             self._emit(frames.sync([(p, partition.at)]))
         self._emit(frames.end(p, Seqno(partition.at), Reason.MOVED))
         self._begin(p, history, log, partition.at)

@@ -1760,6 +1760,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/core/catalog/test_buckets.py",
     ),
     Mutant(
+        "what-was-passed-over-in-a-lost-snapshot-counts-as-held",
+        "indexer_sim/bucket/tracker.py",
+        "progress.seqno = Seqno(max(ends, default=0))",
+        "ends.close()",
+        "tests/unit/indexer_sim/test_tracker.py",
+    ),
+    Mutant(
         "a-catch-up-outlives-the-owner-that-it-was-for",
         "indexer_sim/bucket/tracker.py",
         "progress.catchup = NO_CONNECTION  # It may not carry",

@@ -9,6 +9,7 @@ from coordinator.core.keys.key_versions import (
     ABSENT,
     MANY,
     NO_SLICE,
+    SYNC,
     UPSERT,
     Item,
     begin,
@@ -16,6 +17,7 @@ from coordinator.core.keys.key_versions import (
 )
 from coordinator.core.model.entities import BACKFILL, Index, Origin, Slice
 from coordinator.core.model.stream_records import MAINTENANCE
+from coordinator.core.model.types import Seqno
 from indexer_sim.bucket.entries import slice_range
 from indexer_sim.bucket.storage import Storage
 from indexer_sim.bucket.transfers import Giving
@@ -100,3 +102,4 @@ def gone(vbucket: int, seqno: int, document: bytes) -> Item:
 def written(source: FedStorage, count: int, vbucket: int = 0) -> None:
     for n in range(1, count + 1):
         source.apply(MAINTENANCE, 1, put(vbucket, n, b"d%03d" % n, n % 2, b"k%d" % n))
+    source.apply(MAINTENANCE, 1, Item(SYNC, vbucket, Seqno(count)))

@@ -392,7 +392,7 @@ def taken_over(indexer: Indexer, start: int, *, after: int) -> VbucketProgress:
 
 def test_a_takeover_that_has_lost_nothing_stops_nothing() -> None:
     indexer = built()
-    indexer.apply(maintenance(upsert(3, b"x", b"k3")))
+    indexer.apply(maintenance(upsert(3, b"x", b"k3"), Item(SYNC, 0, 3)))
     progress = taken_over(indexer, 3, after=5)
     assert (progress.condition, progress.vbuuid, progress.seqno) == (WHOLE, NEWER, 6)
     assert indexer.entries.held == {(1, b"x"): (3, 0, b"k3"), (1, b"y"): (6, 0, b"new")}
@@ -414,10 +414,32 @@ def test_a_history_counts_for_the_begin_behind_it_alone() -> None:
     assert indexer.tracker.branched() == [0]
 
 
+def test_what_was_passed_over_in_a_snapshot_that_is_lost_comes_again() -> None:
+    """x had a mutation at 26, and 29 was to follow: the new branch has 26 and not 29."""
+    indexer = built()
+    indexer.apply(maintenance(upsert(20, b"w", b"k"), Item(SYNC, 0, 20), upsert(27, b"y", b"k")))
+    told = (*branch(20, after=28), upsert(26, b"x", b"k"), upsert(27, b"y", b"k"))
+    indexer.apply(maintenance(*told, Item(SYNC, 0, 28), connection=2, number=2))
+    progress = indexer.tracker.progress[0]
+    assert (progress.condition, progress.vbuuid, progress.seqno) == (WHOLE, NEWER, 28)
+    assert indexer.entries.held.keys() == {(1, b"w"), (1, b"x"), (1, b"y")}
+
+
+def test_where_that_stream_begins_above_it_is_a_gap() -> None:
+    indexer = built()
+    indexer.apply(maintenance(upsert(20, b"w", b"k"), Item(SYNC, 0, 20), upsert(27, b"y", b"k")))
+    indexer.apply(maintenance(*branch(27, after=28), connection=2, number=2))
+    progress = indexer.tracker.progress[0]
+    assert (progress.condition, progress.seqno, progress.floor) == (GAP, 20, 27)
+    indexer.apply(catchup(*branch(20, after=28), upsert(26, b"x", b"k"), Item(END, 0, 27)))
+    assert (progress.condition, progress.seqno) == (WHOLE, 27)
+    assert indexer.entries.held.keys() == {(1, b"w"), (1, b"x"), (1, b"y")}
+
+
 def test_where_a_branch_begins_and_goes_on_says_nothing_of_what_is_held() -> None:
     """It is branched, and then a later branch is seen that has all that is held after all."""
     indexer = built()
-    indexer.apply(maintenance(upsert(3, b"x", b"k3")))
+    indexer.apply(maintenance(upsert(3, b"x", b"k3"), Item(SYNC, 0, 3)))
     indexer.apply(maintenance(begin(0, 5, NEWER + 1, [0]), connection=2, number=2))
     indexer.apply(maintenance(upsert(9, b"y", b"k9"), Item(SYNC, 0, 9), connection=2, number=2))
     assert indexer.tracker.branched() == [0]
@@ -527,7 +549,7 @@ def test_a_catch_up_that_began_on_an_older_branch_brings_nothing_any_more() -> N
 
 def test_a_catch_up_on_a_branch_that_has_what_is_held_closes_a_gap() -> None:
     indexer = built()
-    indexer.apply(maintenance(upsert(3, b"x", b"k3")))
+    indexer.apply(maintenance(upsert(3, b"x", b"k3"), Item(SYNC, 0, 3)))
     indexer.tracker.lose([0])
     indexer.apply(catchup(*branch(3, after=4), upsert(5, b"y", b"k5"), Item(END, 0, 5)))
     indexer.apply(maintenance(upsert(6, b"z", b"k6"), connection=2, number=2))

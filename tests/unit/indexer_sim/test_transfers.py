@@ -15,6 +15,7 @@ import pytest
 
 from coordinator.core.keys.key_versions import (
     END,
+    SYNC,
     Item,
     begin,
     history,
@@ -407,6 +408,7 @@ def test_a_failover_that_loses_nothing_begins_another_transfer(source: Holder, a
     log = (FailoverBranch(Vbuuid(NEWER), Seqno(6)), FailoverBranch(Vbuuid(BRANCH), Seqno(0)))
     for one in (source, target):
         goes_on = next(unpack(history(0, log)))
+        one.apply(MAINTENANCE, 1, Item(SYNC, 0, 6))
         one.apply(MAINTENANCE, 9, goes_on, begin(0, 6, NEWER, [0]), number=2)
     for turn in range(1, 4):
         exchange(target, source, now_s=float(turn))
@@ -538,6 +540,7 @@ def goes_over(*all_of: FedStorage, at: int) -> None:
     """Each goes over to a newer branch of vbucket 0, which has lost nothing."""
     log = (FailoverBranch(Vbuuid(NEWER), Seqno(at)), FailoverBranch(Vbuuid(BRANCH), Seqno(0)))
     for one in all_of:
+        one.apply(MAINTENANCE, 1, Item(SYNC, 0, at))
         one.apply(MAINTENANCE, 9, next(unpack(history(0, log))), begin(0, at, NEWER, [0]), number=2)
 
 
@@ -558,7 +561,7 @@ def test_what_one_origin_gave_on_a_branch_is_asked_again_on_the_next(
 ) -> None:
     item = put_many(0, 1, b"d", (0, b"a"), (2, b"c"))
     for one in (source, other):
-        one.apply(MAINTENANCE, 1, item)
+        one.apply(MAINTENANCE, 1, item, Item(SYNC, 0, 1))
     target = at(1, 0, pieces=(*ALL, *SECOND))
     target.knows(*source.origins(), *other.origins())
     exchange(target, source, other, steps=2)
