@@ -1580,9 +1580,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-catch-up-leaves-the-branch-that-it-was-on",
         "indexer_sim/bucket/tracker.py",
-        """self._go_over(item.vbucket, progress, vbuuid)
-                progress.catchup = connection""",
-        "progress.catchup = connection",
+        "self._go_over(item.vbucket, progress, vbuuid)",
+        "pass",
         "tests/unit/indexer_sim/test_tracker.py",
     ),
     Mutant(
