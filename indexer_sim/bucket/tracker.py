@@ -610,8 +610,16 @@ class Tracker:
             self._go_over(vbucket, progress, vbuuid)
             progress.change(BEGUN_WITHIN if seqno <= progress.seqno else BEGUN_ABOVE)
             progress.begun = seqno
+            self._forget_ends(vbucket, progress)
         self._touch(vbucket, progress)
         return True
+
+    def _forget_ends(self, vbucket: int, progress: VbucketProgress) -> None:
+        """What comes above the high watermark is perhaps of a later snapshot of the store, in which
+        something is left out for the sake of what follows: ends from before are none there."""
+        ends = [end for end in self.boundaries.get(vbucket, ()) if end <= progress.seqno]
+        self.boundaries[vbucket] = ends
+        progress.synced = min(progress.synced, Seqno(ends[-1] if ends else 0))
 
     def _go_over(self, vbucket: int, progress: VbucketProgress, vbuuid: Vbuuid) -> None:
         """What is held is of this branch: what is filled from another one must not count.

@@ -1766,6 +1766,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/indexer_sim/test_tracker.py",
     ),
     Mutant(
+        "an-end-of-a-snapshot-outlives-its-stream",
+        "indexer_sim/bucket/tracker.py",
+        "            self._forget_ends(vbucket, progress)\n",
+        "",
+        "tests/unit/indexer_sim/test_tracker.py",
+    ),
+    Mutant(
         "a-catch-up-outlives-the-owner-that-it-was-for",
         "indexer_sim/bucket/tracker.py",
         "progress.catchup = NO_CONNECTION  # It may not carry",

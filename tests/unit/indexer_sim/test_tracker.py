@@ -694,6 +694,19 @@ def test_where_a_catch_up_has_ended_below_what_the_owner_sent_is_no_snapshots_en
     assert 12 not in indexer.tracker.boundaries[0]
 
 
+def test_an_end_of_a_snapshot_is_none_in_a_stream_that_began_below_it() -> None:
+    """That may leave a mutation out below it, for the sake of one that follows."""
+    indexer = built()
+    indexer.apply(maintenance(upsert(20, b"w", b"k"), Item(SYNC, 0, 20)))
+    indexer.apply(maintenance(begin(0, 23, BRANCH, [0]), Item(SYNC, 0, 25), number=2))
+    again = (begin(0, 20, BRANCH, [0]), upsert(25, b"y", b"k"))
+    indexer.apply(maintenance(*again, connection=3, number=3))
+    assert indexer.tracker.boundaries[0] == [20]
+    assert restored(indexer.tracker).boundaries[0] == [20]
+    indexer.apply(maintenance(Item(SYNC, 0, 25), connection=3, number=3))
+    assert indexer.tracker.boundaries[0] == [20, 25]
+
+
 def test_where_a_stream_begins_is_no_snapshots_end() -> None:
     indexer = Indexer(1, vbuckets=1)
     indexer.apply(maintenance(begin(0, 23, BRANCH, [0])))
