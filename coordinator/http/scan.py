@@ -300,9 +300,8 @@ async def _arrived(shell: Shell, asked: Asked) -> None:
 
 def _is_arriving(shell: Shell, piece: Slice) -> bool:
     node = shell.node
-    if any(views.scan_address(node, host) for host in piece.hosts):
-        return False
-    return any(node.peers.indexer_alive(host) for host in piece.hosts)
+    heard = [host for host in piece.hosts if node.peers.indexer_alive(host)]
+    return bool(heard) and not any(views.scan_address(node, host) for host in heard)
 
 
 async def _plan(shell: Shell, body: ScanBody, began: float, failover_log: Ends) -> _Plan:

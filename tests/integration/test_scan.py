@@ -550,6 +550,20 @@ def test_a_scan_waits_for_an_indexer_that_was_just_started(
         assert scanning.result(10)["rows"] == []
 
 
+def test_so_it_does_where_the_other_host_is_gone(fleet: Fleet, http: httpx.Client) -> None:
+    index = fleet.index("a", slices=1, replicas=1)
+    fleet.kill(2)
+    fleet.dead.add(2)
+    beat = fleet.node.peers.indexers[1].beat
+    beat.incarnation += 1
+    with ThreadPoolExecutor(1) as thread:
+        scanning = thread.submit(scan, http, index)
+        fleet.run(_turns(3))
+        assert not scanning.done()
+        fleet.run(_registered(fleet, beat))
+        assert scanning.result(10)["rows"] == []
+
+
 async def _turns(number: int) -> None:
     for _ in range(number):
         await asyncio.sleep(ARRIVAL_PAUSE_S)
