@@ -617,9 +617,13 @@ class Tracker:
     def _forget_ends(self, vbucket: int, progress: VbucketProgress) -> None:
         """What comes above the high watermark is perhaps of a later snapshot of the store, in which
         something is left out for the sake of what follows: ends from before are none there."""
-        ends = [end for end in self.boundaries.get(vbucket, ()) if end <= progress.seqno]
-        self.boundaries[vbucket] = ends
-        progress.synced = min(progress.synced, Seqno(ends[-1] if ends else 0))
+        self.boundaries[vbucket] = self._ends_held(vbucket, progress)
+        last = Seqno(max(self.boundaries[vbucket], default=0))
+        progress.synced = min(progress.synced, last)
+
+    def _ends_held(self, vbucket: int, progress: VbucketProgress) -> list[int]:
+        """Return the ends of snapshots up to the high watermark."""
+        return [end for end in self.boundaries.get(vbucket, ()) if end <= progress.seqno]
 
     def _go_over(self, vbucket: int, progress: VbucketProgress, vbuuid: Vbuuid) -> None:
         """What is held is of this branch: what is filled from another one must not count.
@@ -630,9 +634,8 @@ class Tracker:
         """
         if vbuuid == progress.vbuuid:
             return
-        ends = (end for end in self.boundaries.get(vbucket, ()) if end <= progress.seqno)
         progress.floor = max(progress.floor, progress.applied)
-        progress.seqno = Seqno(max(ends, default=0))
+        progress.seqno = Seqno(max(self._ends_held(vbucket, progress), default=0))
         progress.vbuuid, progress.catchup = vbuuid, NO_CONNECTION
         for index_id, tracked in self.indexes.items():
             mark = tracked.marks.get(vbucket)
