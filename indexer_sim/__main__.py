@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 EX_UNUSABLE, EX_CONFIG = 1, 78
 INDEXER_ID_MAX = 250
+SWITCH_INTERVAL_S = 0.001
+"""A scan takes its turn after this, where a batch is applied: Python's default is 5 ms."""
+
 GARBAGE = (50_000, 10, 10)
 """Tens of thousands of items wait here at any time, and none is part of a cycle: with the usual
 thresholds, looking for cycles among them takes as long as reading them."""
@@ -40,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stopping = threading.Event()
     on_stop(stopping.set)
     gc.set_threshold(*GARBAGE)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     warn_unless_local(arguments.host, logging.getLogger("indexer"))
     from indexer_sim.process import Options
 

@@ -46,6 +46,7 @@ from httpx_sse import EventSource, SSEError
 
 from coordinator.client.errors import CoordinatorError, UnavailableError, error_of
 from coordinator.client.request_ids import new_request_id
+from coordinator.client.scanning import LINES, Pages
 from coordinator.client.watching import SILENCE_S, Receiving, StateWait, Watch, refusal_of
 
 DEFAULT_URL = "http://127.0.0.1:8600"
@@ -62,7 +63,7 @@ LIMIT = "limit_s"
 
 REDIRECTS_MAX = 5
 CONNECTIONS_MAX = 256
-SCAN_PAGE = 2_000
+SCAN_PAGE = 5_000
 
 _TRANSIENT = frozenset(
     {
@@ -824,7 +825,6 @@ class _Api(Generic[R]):
         page. With `count`, the answer has `count` instead of `rows` and `next`.
         """
         asked = {
-            "index": None if index_id is None else str(index_id),
             "bucket": bucket,
             "name": name,
             "scan": None if scan is None else dict(scan),
@@ -835,7 +835,7 @@ class _Api(Generic[R]):
             "timeout_ms": timeout_ms,
             "after": after,
         }
-        return self._run(_plan_scan({k: value for k, value in asked.items() if value is not None}))
+        return self._run(_plan_scan(_scan_body(index_id, asked)))
 
     def list_config(
         self, *, consistency: Consistency | None = None, at_least: int | None = None
@@ -1013,6 +1013,15 @@ class _Api(Generic[R]):
             _plan_post(f"{_subscription_path(topic, subscriber)}/ack", {"cas": cas}, reads=True)
         )
 
+    def _stream_request(self, pages: Pages) -> httpx.Request:
+        headers = {"Content-Type": "application/json", "Accept": LINES}
+        content = pages.content
+        call = Call(method="POST", path="/v1/scan", headers=headers, content=content, reads=True)
+        request = _request(call, self._route.nodes(for_write=False)[0])
+        limits = httpx.Timeout(CONNECT_TIMEOUT_S, read=pages.read_timeout_s)
+        request.extensions = {"timeout": limits.as_dict()}
+        return request
+
     def _watch_request(self, node: str, watch: Watch) -> httpx.Request:
         call = Call(method="GET", path=watch.path, query=watch.query)
         request = _request(call, node)
@@ -1165,6 +1174,11 @@ def _plan_post(
     )
 
 
+def _scan_body(index_id: str | int | None, asked: Mapping[str, Any]) -> Body:
+    body = {"index": None if index_id is None else str(index_id), **asked}
+    return {name: value for name, value in body.items() if value is not None}
+
+
 def _plan_scan(body: Mapping[str, Any]) -> Plan:
     content = json.dumps(body, allow_nan=False).encode()
     headers = {"Content-Type": "application/json"}
@@ -1222,14 +1236,27 @@ class Client(_Api[Body]):
     def scan_all(
         self, index_id: str | int | None = None, *, limit: int = SCAN_PAGE, **asked: Any
     ) -> Iterator[Body]:
-        """Yield the rows of all pages of a scan, each of `limit` rows. Takes what `scan` takes."""
-        after = asked.pop("after", None)
-        while True:
-            page = self.scan(index_id, limit=limit, after=after, **asked)
-            yield from page["rows"]
-            after = page["next"]
-            if after is None:
-                return
+        """Yield the rows of all pages of a scan, each of `limit` rows. Takes what `scan` takes.
+
+        From the second page on they come as a stream: the node reads on meanwhile.
+        """
+        pages = Pages(_scan_body(index_id, {**asked, "limit": limit}))
+        while not pages.has_ended:
+            yield from pages.take(self._run(_plan_scan(pages.body)))
+            if not pages.has_ended:
+                with closing(self._streamed(pages)) as streamed:
+                    for rows in streamed:
+                        yield from rows
+
+    def _streamed(self, pages: Pages) -> Generator[list[Body], None, None]:
+        """Yield the rows of the pages that a stream brings, as long as it does."""
+        request = self._stream_request(pages)
+        with suppress(httpx.TransportError), closing(self._http.send(request, stream=True)) as got:
+            if got.headers.get("content-type") == LINES:
+                for chunk in got.iter_bytes():
+                    yield from pages.receive(chunk)
+                    if pages.has_broken:
+                        return
 
     def history_all(self, *, after: int = 0, **asked: Any) -> Iterator[Body]:
         """Yield the changes of all pages, oldest first. Takes what `history` takes."""
@@ -1385,15 +1412,29 @@ class AsyncClient(_Api[Awaitable[Body]]):
     async def scan_all(
         self, index_id: str | int | None = None, *, limit: int = SCAN_PAGE, **asked: Any
     ) -> AsyncIterator[Body]:
-        """Yield the rows of all pages of a scan, each of `limit` rows. Takes what `scan` takes."""
-        after = asked.pop("after", None)
-        while True:
-            page = await self.scan(index_id, limit=limit, after=after, **asked)
-            for row in page["rows"]:
+        """Yield the rows of all pages of a scan: see `Client.scan_all`."""
+        pages = Pages(_scan_body(index_id, {**asked, "limit": limit}))
+        while not pages.has_ended:
+            for row in pages.take(await self._run(_plan_scan(pages.body))):
                 yield row
-            after = page["next"]
-            if after is None:
-                return
+            if not pages.has_ended:
+                async with aclosing(self._streamed(pages)) as streamed:
+                    async for rows in streamed:
+                        for row in rows:
+                            yield row
+
+    async def _streamed(self, pages: Pages) -> AsyncGenerator[list[Body], None]:
+        """Yield the rows of the pages that a stream brings, as long as it does."""
+        request = self._stream_request(pages)
+        with suppress(httpx.TransportError):
+            got = await self._http.send(request, stream=True)
+            async with aclosing(got):
+                if got.headers.get("content-type") == LINES:
+                    async for chunk in got.aiter_bytes():
+                        for rows in pages.receive(chunk):
+                            yield rows
+                        if pages.has_broken:
+                            return
 
     async def history_all(self, *, after: int = 0, **asked: Any) -> AsyncIterator[Body]:
         """Yield the changes of all pages, oldest first. Takes what `history` takes."""

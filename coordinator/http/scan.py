@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import orjson
@@ -23,7 +24,9 @@ from starlette.responses import Response
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus.inputs import StabilityRequired
 from coordinator.core.keys.key_order import KeyOrder, order_of
-from coordinator.core.keys.scans import Cursor, ScanError, cover_of, row_of, scan_digest, slices_of
+from coordinator.core.keys.rows import rows_of
+from coordinator.core.keys.scan_pages import ENTRIES_MAX
+from coordinator.core.keys.scans import Cursor, ScanError, cover_of, scan_digest, slices_of
 from coordinator.core.model.entities import (
     BACKFILL,
     DROPPING,
@@ -42,11 +45,13 @@ from coordinator.http import views
 from coordinator.http.aside import BODIES, POSITIONS
 from coordinator.http.calls import Calls
 from coordinator.http.errors import ApiError
+from coordinator.http.lines import MEDIA_TYPE, Lines
 from coordinator.http.scatter import Asked, ScanFailed, ScanResult, Scatter, aside
 from coordinator.http.shared import APPLIED_CAS, explained
 from coordinator.kafka.document_topics import TopicError
 from coordinator.kafka.failover_log_ends import Ends
 from coordinator.node.shell import Shell
+from coordinator.runtime.http_guard import error_body
 
 LIMIT_MAX = 10_000
 LIMIT = 100
@@ -55,7 +60,13 @@ TIMEOUT_MS_MAX = 60_000
 SCANS_MAX = 64
 """So many scans at once; more are refused, so that the node keeps up with what it is for."""
 
-BLOCK = 256
+BLOCK = 512
+STREAM_ROWS = ENTRIES_MAX
+"""So many rows a line of a stream has by default: what an indexer answers at once."""
+
+STREAMS_MAX = 16
+"""So many streams at once: each may hold two pages."""
+
 LIGHT_MAX = 100
 """Values of so many parts are dealt with in the loop; handing them over would cost more."""
 
@@ -76,6 +87,13 @@ Text = Annotated[str, Field(max_length=256)]
 Number = Annotated[int, Field(ge=0, lt=2**64)]
 Offset = Annotated[int, Field(ge=0, lt=2**63 - 1)]
 Vbucket = Annotated[int, Field(ge=0, lt=2**16)]
+
+
+ANSWERS: dict[str, Any] = {
+    "description": "A page of the scan. With `stream`, a line for each page; the last one is an "
+    "error, if the scan cannot go on",
+    "content": {"application/json": {}, MEDIA_TYPE: {}},
+}
 
 
 class VectorModel(BaseModel):
@@ -126,7 +144,11 @@ Consistency = Annotated[
 
 
 class ScanBody(BaseModel):
-    """A scan of the index with the id `index`, or of the index `name` of `bucket`."""
+    """A scan of the index with the id `index`, or of the index `name` of `bucket`.
+
+    `stream`: all pages are answered, each of `limit` rows, by default as many as an indexer sends
+    at once; each may take `timeout_ms`.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -140,6 +162,15 @@ class ScanBody(BaseModel):
     consistency: Consistency = "any"
     timeout_ms: int = Field(TIMEOUT_MS, ge=1, le=TIMEOUT_MS_MAX)
     after: str | None = None
+    stream: bool = False
+
+    @model_validator(mode="after")
+    def _has_pages(self) -> Self:
+        if self.stream and self.count:
+            raise ValueError("a count is no stream")
+        if self.stream and "limit" not in self.model_fields_set:
+            self.limit = STREAM_ROWS
+        return self
 
 
 class _Plan(NamedTuple):
@@ -162,65 +193,162 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
     calls = app.state.calls = Calls()
     seconds = Histogram(
         "coordinator_scan_seconds",
-        "Time of a scan by outcome: ok, or the code of the error",
+        "Time of a scan, or of a page of a stream, by outcome: ok, or the code of the error",
         ["outcome"],
         buckets=SCAN_SECONDS,
         registry=shell.metrics.registry,
     )
-    running = 0
+    running = streams = 0
 
-    def address(indexer: int) -> str | None:
-        return views.scan_address(shell.node, indexer)
-
-    def is_heard(indexer: int) -> bool:
-        return shell.node.peers.indexer_alive(indexer)
-
-    @app.post("/v1/scan")
+    @app.post("/v1/scan", responses={200: ANSWERS})
     async def scan(body: ScanBody) -> Response:
-        """Scan an index: the entries within bounds, in the order of the index, or their number."""
+        """Scan an index: the entries within bounds, in the order of the index, or their number.
+
+        With `stream` the answer has a line for each page, until the last one.
+        """
         nonlocal running
-        began, outcome = time.monotonic(), "internal"
         running += 1
         try:
-            content, cas = await answered(body)
+            if running > SCANS_MAX:
+                raise ApiError("overloaded", f"{SCANS_MAX} scans run already: retry")
+            paging = _Paging(shell, calls, body)
+            found = await timed(paging.next())
+            page = await found.page()
+            headers = {APPLIED_CAS: str(found.plan.cas)}
+            if body.stream:
+                return Lines(lines(paging, found, page), headers)
+        finally:
+            running -= 1
+        return Response(page, 200, headers, "application/json")
+
+    async def lines(paging: _Paging, found: _Found, page: bytes) -> AsyncGenerator[bytes, None]:
+        """Yield the pages of a stream. The next one is gathered while one is sent."""
+        nonlocal running, streams
+        if streams >= STREAMS_MAX:
+            # The client has a page, and knows where to go on.
+            yield page + b"\n"
+            yield _error_line(ApiError("overloaded", f"{STREAMS_MAX} streams run already: retry"))
+            return
+        running += 1
+        streams += 1
+        following: asyncio.Task[_Found] | None = None
+        try:
+            while found.cursor is not None:
+                following = asyncio.ensure_future(timed(paging.next(found)))
+                following.add_done_callback(_heeded)
+                yield page + b"\n"
+                found = await following
+                page = await found.page()
+            yield page + b"\n"
+        except ApiError as error:
+            yield _error_line(error)
+        finally:
+            running -= 1
+            streams -= 1
+            if following is not None:
+                following.cancel()
+
+    async def timed(finding: Awaitable[_Found]) -> _Found:
+        began, outcome = time.monotonic(), "internal"
+        try:
+            found = await finding
             outcome = "ok"
         except ApiError as error:
             outcome = error.code
             raise
         finally:
-            running -= 1
             seconds.labels(outcome).observe(time.monotonic() - began)
-        return Response(content, 200, {APPLIED_CAS: str(cas)}, "application/json")
+        return found
 
-    async def answered(body: ScanBody) -> tuple[bytes, int]:
-        if running > SCANS_MAX:
-            raise ApiError("overloaded", f"{SCANS_MAX} scans run already: retry")
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A page of a scan: what was asked for, and what there was."""
+
+    body: ScanBody
+    plan: _Plan
+    result: ScanResult
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """Where the next page begins; None: there is none."""
+        found = self.result
+        if self.body.count or not found.more or not found.entries:
+            return None
+        return Cursor(self.plan.digest, found.number, found.entries[-1])
+
+    async def page(self) -> bytes:
+        """Return it as JSON."""
+        size = sum(map(len, self.result.entries))
+        return await aside(size, lambda: _answer(self))
+
+
+class _Paging:
+    """One scan, a page at a time. What was fetched for a page, and has no room in it, stays for the
+    next one."""
+
+    def __init__(self, shell: Shell, calls: Calls, body: ScanBody) -> None:
+        self._shell = shell
+        self._calls = calls
+        self._body = body
+        self._failover_log: Ends | None = None
+        self._scatter: Scatter | None = None
+
+    async def next(self, last: _Found | None = None) -> _Found:
+        """Return the first page, or the one after the `last` one. Raises ApiError."""
         began = time.monotonic()
-        body = await _with_positions(shell, body)
-        # What is readable there from now on need not be known: the scan has begun before it.
-        ends = () if _wanted(body) is None else await _failover_log(shell, body)
-        plan = await _plan(shell, body, began, ends)
+        if last is None:
+            self._body = await _with_positions(self._shell, self._body)
+        else:
+            self._body = self._body.model_copy(update={"after": str(last.cursor)})
+        body = self._body
+        if self._failover_log is None:
+            # What is readable there from now on need not be known: the scan has begun before it.
+            is_any = _wanted(body) is None
+            self._failover_log = () if is_any else await _failover_log(self._shell, body)
+        plan = await _plan(self._shell, body, began, self._failover_log)
         try:
             try:
-                found = await gathered(body, plan)
+                result = await self._gathered(plan)
             except ScanFailed as failure:
-                if not failure.is_gone or not await _has_moved_on(shell, body, plan.asked):
+                if not failure.is_gone or not await _has_moved_on(self._shell, body, plan.asked):
                     raise
-                plan = await _plan(shell, body, began, ends)
-                found = await gathered(body, plan)
+                plan = await _plan(self._shell, body, began, self._failover_log)
+                self._scatter = None
+                result = await self._gathered(plan)
         except ScanFailed as failure:
             text = failure.message
             if failure.code == "no_stability_timestamp":
-                text = explained(shell, plan.asked.index.bucket, text)
+                text = explained(self._shell, plan.asked.index.bucket, text)
             raise ApiError(failure.code, text, failure.details) from failure
-        size = sum(map(len, found.entries))
-        return await aside(size, lambda: _answer(body, plan, found)), plan.cas
+        return _Found(body, plan, result)
 
-    async def gathered(body: ScanBody, plan: _Plan) -> Any:
-        await _arrived(shell, plan.asked)
-        scatter = Scatter(calls=calls, asked=plan.asked, address=address, is_heard=is_heard)
-        async with _hurrying(shell, body, plan.asked):
-            return await (scatter.count() if body.count else scatter.rows())
+    async def _gathered(self, plan: _Plan) -> ScanResult:
+        await _arrived(self._shell, plan.asked)
+        scatter = self._scatter
+        if scatter is None or not scatter.go_on(plan.asked):
+            scatter = self._scatter = Scatter(
+                calls=self._calls, asked=plan.asked, address=self._address, is_heard=self._is_heard
+            )
+        async with _hurrying(self._shell, self._body, plan.asked):
+            return await (scatter.count() if self._body.count else scatter.rows())
+
+    def _address(self, indexer: int) -> str | None:
+        return views.scan_address(self._shell.node, indexer)
+
+    def _is_heard(self, indexer: int) -> bool:
+        return self._shell.node.peers.indexer_alive(indexer)
+
+
+def _heeded(done: asyncio.Future[_Found]) -> None:
+    """See what became of a page, also where nobody waits for it any more."""
+    if not done.cancelled():
+        done.exception()
+
+
+def _error_line(error: ApiError) -> bytes:
+    """Return what ends a stream that cannot go on."""
+    return orjson.dumps(error_body(error.code, error.message, error.details)) + b"\n"
 
 
 async def _failover_log(shell: Shell, body: ScanBody) -> Ends:
@@ -372,6 +500,7 @@ def _planned(state: StateContext, index: Index, body: ScanBody, terms: _Terms) -
         rollback=terms.rollback,
         last_good=body.consistency == LAST_GOOD,
         failover_log=terms.failover_log,
+        reads_on=body.stream,
     )
     return _Plan(asked, order, digest, state.cas)
 
@@ -476,20 +605,19 @@ def _ready(shell: Shell, index: Index) -> Index:
     raise ApiError("index_not_ready", text, details)
 
 
-def _answer(body: ScanBody, plan: _Plan, found: ScanResult) -> bytes:
+def _answer(page: _Found) -> bytes:
     """Return the answer as JSON. Rows are dealt with in blocks: nothing may hold the interpreter
     for long, not even in a thread."""
+    body, plan, found = page.body, page.plan, page.result
     rest: dict[str, Any] = {}
     if body.count:
         rest["count"] = found.counted
     else:
-        more = found.more and found.entries
-        cursor = Cursor(plan.digest, found.number, found.entries[-1]) if more else None
-        rest["next"] = None if cursor is None else str(cursor)
+        rest["next"] = None if page.cursor is None else str(page.cursor)
     rest["consistency"] = _given(body, found)
     rest["cas"] = plan.cas
     blocks = [
-        _json([row_of(entry, plan.order) for entry in found.entries[at : at + BLOCK]])[1:-1]
+        _json(rows_of(found.entries[at : at + BLOCK], plan.order))[1:-1]
         for at in range(0, len(found.entries), BLOCK)
     ]
     rows = b"" if body.count else b'"rows":[%b],' % b",".join(blocks)

@@ -38,6 +38,9 @@ PATIENCE_S = 1.0
 
 PAUSE_S = 0.02
 SHARE_MIN = 64
+READ_AHEAD = 32_768
+"""So many entries are asked of all parts together where all of them will be wanted."""
+
 ROWS_BYTES_MAX = 4 * 1024 * 1024
 ASIDE_BYTES = 64 * 1024
 """From this size on, bytes are dealt with in a thread."""
@@ -73,7 +76,7 @@ class Asked:
     timestamp that covers the positions. `deadline` is in seconds of the monotonic clock. Who has
     not done the `rollback` of this number does not answer; nor does who still recovers from it,
     unless the `last_good` snapshot is wanted. Who has not read `failover_log` up to these offsets
-    waits until he has.
+    waits until he has. `reads_on`: what follows on the first `limit` entries will be wanted, too.
     """
 
     index: Index
@@ -88,6 +91,7 @@ class Asked:
     rollback: int = 0
     last_good: bool = False
     failover_log: tuple[int, ...] = ()
+    reads_on: bool = False
 
 
 class ScanResult(NamedTuple):
@@ -148,6 +152,8 @@ class Scatter:
     _copies: dict[Part, Copy] = field(default_factory=dict)
     _failed: dict[int, dict[Copy, Refusal]] = field(default_factory=dict)
     _of_slices: Mapping[int, list[Copy]] = field(init=False)
+    _dropped: bool = False
+    """Whether entries were released that the last answer had no room for."""
 
     def __post_init__(self) -> None:
         self.gathering = Gathering(self.asked.limit, self.asked.descending)
@@ -167,15 +173,34 @@ class Scatter:
         return isinstance(self.asked.consistency, dict) and "consistent" in self.asked.consistency
 
     async def rows(self) -> ScanResult:
-        """Return the first entries of the scan. Raises ScanFailed."""
-        pages = await self._begin(self._group(self.asked.slices), count=False)
-        self._add(pages)
-        released = self.gathering.released
-        while (missing := await self._missing()) and sum(map(len, released)) < ROWS_BYTES_MAX:
+        """Return the first entries of the scan; after `go_on`, those that follow. Raises
+        ScanFailed."""
+        gathering = self.gathering
+        if gathering.parts:
+            gathering.released = []
+        else:
+            self._add(await self._begin(self._group(self.asked.slices), count=False))
+        while (missing := await self._missing()) and sum(
+            map(len, gathering.released)
+        ) < ROWS_BYTES_MAX:
             self._add(await self._fetch_all(missing, count=False))
-        kept = _bounded(released)
-        more = len(kept) < len(released) or self.gathering.more
+        kept = _bounded(gathering.released)
+        self._dropped = len(kept) < len(gathering.released)
+        more = self._dropped or gathering.more
         return ScanResult(kept, more, len(kept), self.number, self.hash)
+
+    def go_on(self, asked: Asked) -> bool:
+        """Let `rows` return what follows on what it has returned, up to a deadline of its own. What
+        has come of some parts and had to wait for others need not be fetched again.
+
+        False: another scan has to, as copies have moved or are of another history, or as not all
+        that was there had room.
+        """
+        is_same = not self._dropped and _source(asked) == _source(self.asked)
+        if is_same:
+            self.asked = asked
+            self._failed.clear()
+        return is_same
 
     async def count(self) -> ScanResult:
         """Return how many entries there are. Raises ScanFailed."""
@@ -198,7 +223,7 @@ class Scatter:
         """Fetch the first page of every part: at one stability timestamp, if that is asked."""
         parts = [Part(numbers, self.asked.after) for _, numbers in groups]
         self.gathering.parts.extend(parts)
-        self._assign(parts, groups)
+        self._copies.update(zip(parts, (copy for copy, _ in groups), strict=True))
         pages = await self._fetch_all(parts, count=count)
         while self._is_consistent and (odd := self._disagreeing(pages)):
             if not self.number:
@@ -247,7 +272,7 @@ class Scatter:
             self._failed.setdefault(piece, {})[copy] = answer
         groups = self._group(part.slices)
         parts = self.gathering.split(part, [pieces for _, pieces in groups])
-        self._assign(parts, groups)
+        self._copies.update(zip(parts, (copy for copy, _ in groups), strict=True))
         return await self._fetch_all(parts, count=count)
 
     async def _ask(self, copy: Copy, part: Part, count: bool) -> Page | Refusal:
@@ -305,10 +330,11 @@ class Scatter:
 
     def _size(self) -> int:
         """Return how many entries to ask of each part: with a few more than its share, most scans
-        need no second page."""
+        need no second page. What is read on for is kept for the next one."""
+        parts = max(1, len(self.gathering.parts))
         left = self.asked.limit - len(self.gathering.released)
-        share = left * 5 // (4 * max(1, len(self.gathering.parts)))
-        return min(left, max(share, SHARE_MIN))
+        share = max(left * 5 // (4 * parts), SHARE_MIN)
+        return max(share, READ_AHEAD // parts) if self.asked.reads_on else min(left, share)
 
     def _patience_s(self, part: Part) -> float:
         """Return how long to wait for a host, in seconds: a share of the time that is left."""
@@ -355,9 +381,6 @@ class Scatter:
             del failed[copy]
         return self._candidates(number)
 
-    def _assign(self, parts: list[Part], groups: Sequence[tuple[Copy, tuple[int, ...]]]) -> None:
-        self._copies.update(zip(parts, (copy for copy, _ in groups), strict=True))
-
     def _nobody(self, number: int) -> ScanFailed:
         """Return why a slice cannot be scanned."""
         failed = self._failed.get(number, {})
@@ -375,6 +398,11 @@ class Scatter:
                     return ScanFailed(code, reason.message, details, is_gone=is_gone)
         text = f"no indexer answers for slice {number}"
         return ScanFailed("slice_unavailable", text, details, is_gone=is_gone)
+
+
+def _source(asked: Asked) -> tuple[Any, ...]:
+    """Return what is to be read, and where it lies."""
+    return asked.index, asked.holders, asked.slices, asked.bounds, asked.rollback, asked.limit
 
 
 def _bounded(entries: list[bytes]) -> list[bytes]:

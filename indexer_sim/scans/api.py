@@ -1,7 +1,8 @@
 """Scans over HTTP: `POST /v1/slices/scan` answers one page of some slices of one index.
 
-Beside the indexer's own work: the server has a thread with a loop, pages are read in a few others,
-and what is read is never more than a page, so that nobody waits for a scan. What is read, and what
+Beside the indexer's own work: the server has a thread with a loop, which reads small pages itself;
+larger ones are read in a few others. What is read is never more than a page, so that nobody waits
+for a scan. What is read, and what
 is refused, says a `Reading`; here are the protocol, the waiting and the cutting into pages.
 
 A request, JSON; bytes are hexadecimal:
@@ -58,6 +59,14 @@ WAITING_MAX = 256
 
 POLL_S, POLL_S_MAX, POLL_GROWTH = 0.005, 0.05, 1.25
 """A scan that waits looks again after this, and the longer it has waited, the less often."""
+
+SMALL = 128
+"""Pages of so many entries are read in the loop: to hand one to a thread takes as long, and three
+times as long where the interpreter is busy."""
+
+SLOW_S, ASIDE_S = 0.005, 1.0
+"""Where such a page took longer, for it lies among deleted entries or on a slow disk, threads read
+all pages for a while: those who ask for others need not wait for it."""
 
 TIMEOUT_MS = 10_000
 CHUNK = 512
@@ -318,6 +327,7 @@ class ScanServer:
         self._indexer = indexer
         self._readers = ThreadPoolExecutor(READERS, "scan")
         self._busy = 0
+        self._aside_until_s = 0.0
         self._socket = bound(host, port, BACKLOG)
         bound_host, bound_port = self._socket.getsockname()
         self.address = f"http://{bound_host}:{bound_port}"
@@ -395,7 +405,9 @@ class ScanServer:
         try:
             while True:
                 try:
-                    return await self._aside(lambda: self._read(scan))
+                    if scan.limit > SMALL or scan.count or self._is_slow():
+                        return await self._aside(lambda: self._read(scan))
+                    return self._read_here(scan)
                 except ScanRefused as refusal:
                     left_s = deadline - time.monotonic()
                     if refusal.code not in PASSING or left_s < POLL_S:
@@ -405,14 +417,21 @@ class ScanServer:
         finally:
             self._busy -= 1
 
+    def _is_slow(self) -> bool:
+        return time.monotonic() < self._aside_until_s
+
+    def _read_here(self, scan: Scan) -> bytes:
+        began = time.monotonic()
+        try:
+            return _checked(lambda: self._read(scan))
+        finally:
+            ended = time.monotonic()
+            if ended - began > SLOW_S:
+                self._aside_until_s = ended + ASIDE_S
+
     async def _aside(self, work: Callable[[], bytes]) -> bytes:
         loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._readers, work)
-        except (ScanRefused, TransferRefused):
-            raise
-        except Exception as error:
-            raise ScanRefused("internal", f"{type(error).__name__}: {error}") from error
+        return await loop.run_in_executor(self._readers, lambda: _checked(work))
 
     def _read(self, scan: Scan) -> bytes:
         try:
@@ -428,6 +447,16 @@ class ScanServer:
             raise
         with contextlib.closing(view):
             return pack(read_page(scan, view))
+
+
+def _checked(work: Callable[[], bytes]) -> bytes:
+    """Do it. Whatever goes wrong is a refusal."""
+    try:
+        return work()
+    except (ScanRefused, TransferRefused):
+        raise
+    except Exception as error:
+        raise ScanRefused("internal", f"{type(error).__name__}: {error}") from error
 
 
 def _refusal(refusal: ScanRefused) -> Response:

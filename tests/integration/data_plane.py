@@ -12,8 +12,8 @@ from confluent_kafka import Producer
 
 from coordinator import codec
 from coordinator.core.keys.key_order import DESCENDING, KeyOrder
+from coordinator.core.keys.rows import row_of
 from coordinator.core.keys.scan_pages import unpack
-from coordinator.core.keys.scans import row_of
 from coordinator.core.model.stream_records import StabilityTimestamp
 from coordinator.core.model.vectors import Vector
 from coordinator.kafka.topics import STABILITY

@@ -95,6 +95,9 @@ LOCALLY = SETTLE.replace("consistency", '"local"')
 AT_ANY_CAS = SETTLE.replace("at_least", "0")
 
 SUBSCRIBING = "coordinator/core/history/subscribing.py"
+STREAMS = "tests/integration/test_scan_streams.py"
+ROWS = "coordinator/core/keys/rows.py"
+KEYS_OF_ROWS = "tests/unit/core/keys/test_scans.py"
 UNIT_SUBSCRIBING = "tests/unit/core/history/test_subscribing.py"
 ON_TOPICS = (
     "tests/integration/test_topics_of_changes.py"
@@ -5280,9 +5283,100 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "scans-do-not-ask-where-the-failover-log-ends",
         "coordinator/http/scan.py",
-        "ends = () if _wanted(body) is None else await _failover_log(shell, body)",
-        "ends = ()",
+        "self._failover_log = () if is_any else await _failover_log(self._shell, body)",
+        "self._failover_log = ()",
         "tests/unit/http/test_scans_of_branches.py",
+    ),
+    Mutant(
+        "a-stream-reads-on-from-copies-that-have-moved",
+        "coordinator/http/scatter.py",
+        "is_same = not self._dropped and _source(asked) == _source(self.asked)",
+        "is_same = not self._dropped",
+        STREAMS,
+    ),
+    Mutant(
+        "a-stream-loses-what-a-line-has-no-room-for",
+        "coordinator/http/scatter.py",
+        "is_same = not self._dropped and _source(asked) == _source(self.asked)",
+        "is_same = _source(asked) == _source(self.asked)",
+        STREAMS,
+    ),
+    Mutant(
+        "a-stream-fetches-again-what-waits",
+        "coordinator/http/scatter.py",
+        "return max(share, READ_AHEAD // parts) if self.asked.reads_on else min(left, share)",
+        "return min(left, share)",
+        STREAMS,
+    ),
+    Mutant(
+        "a-stream-that-has-failed-ends-as-if-it-were-whole",
+        "coordinator/http/scan.py",
+        "        except ApiError as error:\n            yield _error_line(error)",
+        "        except ApiError:\n            pass",
+        STREAMS,
+    ),
+    Mutant(
+        "who-leaves-a-stream-keeps-its-place",
+        "coordinator/http/scan.py",
+        "            running -= 1\n            streams -= 1",
+        "            running -= 1",
+        STREAMS,
+    ),
+    Mutant(
+        "who-takes-nothing-of-a-stream-is-waited-for",
+        "coordinator/http/lines.py",
+        "    async with asyncio.timeout(STUCK_S):\n        await send",
+        "    async with asyncio.timeout(None):\n        await send",
+        STREAMS,
+    ),
+    Mutant(
+        "all-scans-may-be-streams",
+        "coordinator/http/scan.py",
+        "if streams >= STREAMS_MAX:",
+        "if streams >= SCANS_MAX:",
+        STREAMS,
+    ),
+    Mutant(
+        "a-client-takes-a-torn-line-for-a-page",
+        "coordinator/client/scanning.py",
+        "        self._begun.append(rest)",
+        "        del rest",
+        STREAMS,
+    ),
+    Mutant(
+        "a-client-reads-on-behind-what-is-no-page",
+        "coordinator/client/scanning.py",
+        "                self.has_broken = True\n                return",
+        "                continue",
+        "tests/unit/client/test_scan_clients.py",
+    ),
+    Mutant(
+        "a-column-of-whole-numbers-is-one-of-floats",
+        ROWS,
+        "            values[place] = int(values[place])",
+        "            values[place] = values[place]",
+        KEYS_OF_ROWS,
+    ),
+    Mutant(
+        "a-column-reads-large-numbers-as-doubles",
+        ROWS,
+        "if not ((doubles >= 0) & (doubles < WHOLE_MAX)).all():",
+        "if not (doubles >= 0).all():",
+        KEYS_OF_ROWS,
+    ),
+    Mutant(
+        "a-column-of-strings-keeps-their-escapes",
+        ROWS,
+        "    if ESCAPE in texts:\n        return None\n",
+        "",
+        KEYS_OF_ROWS,
+    ),
+    Mutant(
+        "ids-are-parted-where-one-has-the-byte-between-them",
+        ROWS,
+        "if joined.count(END) == len(raws) - 1:",
+        "if joined.count(END) >= len(raws) - 1:",
+        KEYS_OF_ROWS,
     ),
     Mutant(
         "a-number-of-vbuckets-that-will-be-taken-is-refused",

@@ -19,7 +19,7 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Any, NamedTuple
 
-from coordinator.core.keys.collation import EVERYTHING, MISSING, Bounds, after
+from coordinator.core.keys.collation import EVERYTHING, Bounds, after
 from coordinator.core.keys.key_order import KeyOrder
 from coordinator.core.keys.topology import RangeTopology, topology_of
 from coordinator.core.model.entities import Index
@@ -116,22 +116,6 @@ def slices_of(index: Index, cover: Cover) -> tuple[int, ...]:
     first = bisect_right(topology.bounds, cover.bounds.begin)
     partitions = topology.partitions[first : bisect_left(topology.bounds, cover.bounds.end) + 1]
     return tuple(piece.number for partition in partitions for piece in partition.slices)
-
-
-# -- entries -------------------------------------------------------------------------------------
-
-
-def row_of(entry: bytes, order: KeyOrder) -> dict[str, Any]:
-    """Return an entry as people see it; `missing` are the places of components that are not there.
-
-    Raises ValueError: it is no entry of an index of this order.
-    """
-    key, end = order.decode_some(entry)
-    row: dict[str, Any] = {"id": entry[end:].decode("utf-8", "surrogatepass"), "key": key}
-    if MISSING in key:
-        row["key"] = [None if value is MISSING else value for value in key]
-        row["missing"] = [place for place, value in enumerate(key) if value is MISSING]
-    return row
 
 
 # -- cursors -------------------------------------------------------------------------------------

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from coordinator.cli.main import app
-from coordinator.client.client import Client
-from tests.support.http_node import Answer, Node, Request, members, redirect_to
+from coordinator.client.client import AsyncClient, Client
+from coordinator.client.errors import CoordinatorError
+from coordinator.client.scanning import LINES
+from tests.support.http_node import Answer, Node, Request, members, redirect_to, refusal
 
 INDEX = {"id": "7", "bucket": "travel", "name": "by_city", "expressions": ["city", "zip DESC"]}
 ROWS: list[dict[str, Any]] = [
@@ -27,11 +31,17 @@ class Scanned:
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.pages: list[Answer] = []
+        self.streams: list[str] = []
+        """What each stream brings; without one, the node knows none."""
 
     def __call__(self, request: Request) -> Answer:
         if request.path == "/v1/scan":
             body = json.loads(request.body)
             self.asked.append(body)
+            if body.get("stream"):
+                if not self.streams:
+                    return refusal(400, "invalid_request")
+                return Answer(200, self.streams.pop(0), {"Content-Type": LINES})
             if self.pages:
                 return self.pages.pop(0)
             if body.get("count"):
@@ -44,6 +54,10 @@ class Scanned:
 
 def page(rows: list[dict[str, Any]], after: str | None = None) -> Answer:
     return Answer(200, {"index": "7", "rows": rows, "next": after, "consistency": ANY, "cas": 1})
+
+
+def line(rows: list[dict[str, Any]], after: str | None = None) -> str:
+    return json.dumps(page(rows, after).body, ensure_ascii=False) + "\n"
 
 
 @pytest.fixture
@@ -146,7 +160,67 @@ def test_all_pages_are_rows_of_json(node: Node, scanned: Scanned) -> None:
     scanned.pages = [page(ROWS[:1], "c1"), page(ROWS[1:])]
     lines = run(node, "7", "--all", "--json").stdout.splitlines()
     assert [json.loads(line) for line in lines] == ROWS
-    assert [asked.get("after") for asked in scanned.asked] == [None, "c1"]
+    assert [asked.get("after") for asked in scanned.asked] == [None, "c1", "c1"]
+
+
+MANY = [{"id": f"d{n}\u2028", "key": [n]} for n in range(7)]
+FAILED = json.dumps(refusal(503, "index_recovering").body) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("streams", "asked"),
+    [
+        ((line(MANY[1:3], "c3") + line(MANY[3:]),), [(None, False), ("c1", True)]),
+        (
+            (line(MANY[1:3], "c3") + FAILED, line(MANY[4:])),
+            [(None, False), ("c1", True), ("c3", False), ("c4", True)],
+        ),
+        (
+            (line(MANY[1:3], "c3") + line(MANY[3:])[:-9], line(MANY[4:])),
+            [(None, False), ("c1", True), ("c3", False), ("c4", True)],
+        ),
+        (
+            ("{}\n" + line(MANY[3:]), "", line(MANY[5:])),
+            [(None, False), ("c1", True), ("c1", False), ("c3", True), ("c3", False), ("c5", True)],
+        ),
+    ],
+    ids=["whole", "an error", "cut off", "nonsense"],
+)
+def test_a_scan_of_all_goes_on_where_a_stream_has_ended(
+    node: Node, scanned: Scanned, streams: tuple[str, ...], asked: list[tuple[str | None, bool]]
+) -> None:
+    """Each row comes once, in order, and what a stream could not bring an ordinary call does."""
+    ordinary = [after for after, is_stream in asked if not is_stream]
+    ends = [1, *(int(str(after)[1:]) for after, is_stream in asked[3:] if is_stream)]
+    begins = [0, *(int(str(after)[1:]) for after in ordinary[1:])]
+
+    def answers() -> list[Answer]:
+        pairs = zip(begins, ends, strict=True)
+        return [page(MANY[begin:end], f"c{end}") for begin, end in pairs]
+
+    scanned.pages, scanned.streams = answers(), [*streams]
+    with Client(node.url) as client:
+        assert [*client.scan_all(7, limit=2)] == MANY
+    assert [(one.get("after"), one.get("stream", False)) for one in scanned.asked] == asked
+    assert {one["limit"] for one in scanned.asked} == {2}
+
+    async def found() -> list[Any]:
+        async with AsyncClient(node.url) as awaited:
+            return [row async for row in awaited.scan_all(7, limit=2)]
+
+    scanned.pages, scanned.streams = answers(), [*streams]
+    assert asyncio.run(found()) == MANY
+
+
+def test_a_refusal_in_a_stream_is_told_if_it_lasts(node: Node, scanned: Scanned) -> None:
+    scanned.pages = [page(MANY[:1], "c1"), refusal(410, "timestamp_gone")]
+    scanned.streams = [line(MANY[1:2], "c2") + FAILED]
+    with Client(node.url) as client:
+        rows = client.scan_all(7)
+        assert [*islice(rows, 2)] == MANY[:2]
+        with pytest.raises(CoordinatorError) as caught:
+            next(rows)
+    assert caught.value.code == "timestamp_gone"
 
 
 def test_a_count_is_a_line(node: Node) -> None:

@@ -13,8 +13,9 @@ from coordinator import codec
 from coordinator.core.keys import key_versions
 from coordinator.core.keys.collation import decode_some, encode_key
 from coordinator.core.keys.key_order import KeyOrder
+from coordinator.core.keys.rows import row_of
 from coordinator.core.keys.scan_pages import Page, PageError, pack, unpack
-from coordinator.core.keys.scans import Cursor, ScanError, cover_of, row_of
+from coordinator.core.keys.scans import Cursor, ScanError, cover_of
 from coordinator.core.keys.topology import read_bounds
 from coordinator.core.model import json_text
 from coordinator.core.model.commands import CreateIndex, Position, Request

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from coordinator.core.keys.collation import EVERYTHING, MISSING, encode_key
 from coordinator.core.keys.key_order import KeyOrder, order_of
+from coordinator.core.keys.rows import row_of, rows_of
 from coordinator.core.keys.scan_pages import Page, PageError, pack, unpack
 from coordinator.core.keys.scans import (
     Cursor,
@@ -21,7 +22,6 @@ from coordinator.core.keys.scans import (
     ScanError,
     cover_of,
     rest_of,
-    row_of,
     scan_digest,
     slices_of,
 )
@@ -43,7 +43,7 @@ orders = st.sampled_from([TWO, MIXED, KeyOrder((True, True))])
 
 
 def entry(key: tuple[Any, ...], document: str, order: KeyOrder = TWO) -> bytes:
-    return order.encode(key) + document.encode()
+    return order.encode(key) + document.encode("utf-8", "surrogatepass")
 
 
 def covered(
@@ -220,6 +220,56 @@ def test_a_component_that_is_not_there_is_told_from_null() -> None:
     order = KeyOrder((False, True, False))
     row = row_of(entry(("a", MISSING, None), "d", order), order)
     assert row == {"id": "d", "key": ["a", None, None], "missing": [1]}
+
+
+alike = st.sampled_from(
+    (
+        st.integers(0, 2**53),
+        st.integers(-(2**53), 2**53),
+        st.integers(-(2**70), 2**70),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.floats(-1e6, 1e6) | st.integers(-5, 5),
+        st.text("ab\0\1é\ud800", max_size=3),
+        st.text(max_size=5),
+        st.none() | st.booleans() | st.just(MISSING),
+        st.lists(scalars, max_size=2) | st.dictionaries(st.text("ab", max_size=1), scalars),
+        scalars,
+    )
+)
+"""What the values in one place of a key may have in common."""
+
+
+@st.composite
+def keys_alike(draw: st.DrawFn) -> list[tuple[Any, Any]]:
+    first, second = draw(alike), draw(alike)
+    return draw(st.lists(st.tuples(first, second), max_size=12))
+
+
+@given(keys_alike(), st.lists(st.text("x\0é\ud800", max_size=2), min_size=12), orders)
+def test_many_rows_are_what_each_of_them_is(
+    made: list[tuple[Any, Any]], names: list[str], order: KeyOrder
+) -> None:
+    entries = [entry(key, name, order) for key, name in zip(made, names, strict=False)]
+    one_by_one = [row_of(one, order) for one in entries]
+    assert repr(rows_of(entries, order)) == repr(one_by_one)
+    shown = [(one["id"], *one["key"]) for one in rows_of(entries, order)]
+    plain = [None if value is MISSING else value for key in made for value in key]
+    assert [value for row in shown for value in row[1:]] == plain
+
+
+@given(st.lists(st.binary(max_size=20), min_size=1, max_size=4), orders)
+def test_what_is_no_entry_is_refused_among_others_too(raws: list[bytes], order: KeyOrder) -> None:
+    good = entry((1, 2.5), "d", order)
+
+    def outcome(read: Any) -> Any:
+        try:
+            return repr(read())
+        except ValueError:
+            return ValueError
+
+    for entries in (raws, [good, *raws], [*raws, good], [good[: len(raw)] for raw in raws]):
+        each = outcome(lambda entries=entries: [row_of(one, order) for one in entries])
+        assert outcome(lambda entries=entries: rows_of(entries, order)) == each
 
 
 @given(st.binary(max_size=40), st.integers(0, 2**64 - 1))
