@@ -51,7 +51,12 @@ class Calls:
             connector = aiohttp.TCPConnector(
                 limit=CONNECTIONS_MAX, keepalive_timeout=KEEP_S, use_dns_cache=False
             )
-            self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
+            )
         connect_s = timeout_s if is_last else min(timeout_s, CONNECT_TIMEOUT_S)
         timeout = aiohttp.ClientTimeout(timeout_s, connect=connect_s)
         try:

@@ -19,7 +19,9 @@ from confluent_kafka import KafkaException
 from fastapi import FastAPI
 from prometheus_client import Histogram
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.consensus.inputs import StabilityRequired
@@ -46,6 +48,7 @@ from coordinator.http.aside import BODIES, POSITIONS
 from coordinator.http.calls import Calls
 from coordinator.http.errors import ApiError
 from coordinator.http.lines import MEDIA_TYPE, Lines
+from coordinator.http.reading import model_of
 from coordinator.http.scatter import Asked, ScanFailed, ScanResult, Scatter, aside
 from coordinator.http.shared import APPLIED_CAS, explained
 from coordinator.kafka.document_topics import TopicError
@@ -199,6 +202,13 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
         registry=shell.metrics.registry,
     )
     running = streams = 0
+
+    async def scan_directly(request: Request) -> Response:
+        return await scan(await model_of(request, ScanBody))
+
+    # It has to be fast, without the framework's resolving of parameters: it comes first and
+    # answers, and the one below describes it.
+    app.router.routes.append(Route("/v1/scan", scan_directly, methods=["POST"]))
 
     @app.post("/v1/scan", responses={200: ANSWERS})
     async def scan(body: ScanBody) -> Response:

@@ -32,6 +32,9 @@ from coordinator.core.keys.key_order import KeyOrder
 HEAD, DOUBLE = 9, np.dtype(">f8")
 """A number's tag and its double."""
 
+MANY = 32
+"""Fewer entries are read one by one: to begin with columns takes as long as so many."""
+
 CONSTANTS = {TAG_MISSING[0]: MISSING, TAG_NULL[0]: None, TAG_FALSE[0]: False, TAG_TRUE[0]: True}
 NUMBERS = frozenset({NEGATIVE[0], POSITIVE[0]})
 STRINGS = frozenset({STRING[0]})
@@ -52,8 +55,8 @@ def row_of(entry: bytes, order: KeyOrder) -> Row:
 
 def rows_of(entries: Sequence[bytes], order: KeyOrder) -> list[Row]:
     """Return what `row_of` returns of each of these entries. Raises as it does."""
-    if not entries:
-        return []
+    if len(entries) < MANY:
+        return [row_of(entry, order) for entry in entries]
     columns: list[list[Any]] = []
     ends = [0] * len(entries)
     for turned in order.descending:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from coordinator.core.keys.collation import EVERYTHING, MISSING, encode_key
 from coordinator.core.keys.key_order import KeyOrder, order_of
-from coordinator.core.keys.rows import row_of, rows_of
+from coordinator.core.keys.rows import MANY, row_of, rows_of
 from coordinator.core.keys.scan_pages import Page, PageError, pack, unpack
 from coordinator.core.keys.scans import (
     Cursor,
@@ -249,11 +249,11 @@ def keys_alike(draw: st.DrawFn) -> list[tuple[Any, Any]]:
 def test_many_rows_are_what_each_of_them_is(
     made: list[tuple[Any, Any]], names: list[str], order: KeyOrder
 ) -> None:
-    entries = [entry(key, name, order) for key, name in zip(made, names, strict=False)]
+    entries = MANY * [entry(key, name, order) for key, name in zip(made, names, strict=False)]
     one_by_one = [row_of(one, order) for one in entries]
     assert repr(rows_of(entries, order)) == repr(one_by_one)
     shown = [(one["id"], *one["key"]) for one in rows_of(entries, order)]
-    plain = [None if value is MISSING else value for key in made for value in key]
+    plain = MANY * [None if value is MISSING else value for key in made for value in key]
     assert [value for row in shown for value in row[1:]] == plain
 
 
@@ -267,7 +267,13 @@ def test_what_is_no_entry_is_refused_among_others_too(raws: list[bytes], order: 
         except ValueError:
             return ValueError
 
-    for entries in (raws, [good, *raws], [*raws, good], [good[: len(raw)] for raw in raws]):
+    many = [good] * MANY
+    for entries in (
+        raws,
+        [*many, *raws],
+        [*raws, *many],
+        [good[: len(raw)] for raw in raws] * MANY,
+    ):
         each = outcome(lambda entries=entries: [row_of(one, order) for one in entries])
         assert outcome(lambda entries=entries: rows_of(entries, order)) == each
 
