@@ -53,7 +53,7 @@ test: export HYPOTHESIS_PROFILE ?= thorough
 quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simulator
 	@echo "lint, format, types, imports, unit tests, simulator"
 	@set +e; out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
-	export SIMULATION_SEEDS=$${SIMULATION_SEEDS:-100}; \
+	export SIMULATION_SEEDS=$${SIMULATION_SEEDS:-60}; \
 	export HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick}; \
 	$(BIN)/mypy > "$$out/mypy" 2>&1 & types=$$!; \
 	$(if $(LATER),true,$(BIN)/pytest -q -p no:cacheprovider $(WORLDS)) \

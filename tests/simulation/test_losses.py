@@ -69,6 +69,7 @@ MUTANTS: list[tuple[Plant, tuple[str, ...], int, set[str]]] = [
 """A mutant, the faults of worlds that can show it (none: any), one that does, who may name it."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("plant", "faults", "first", "names"), cases(MUTANTS, ()))
 def test_a_planted_bug_is_caught(
     plant: Plant,

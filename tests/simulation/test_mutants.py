@@ -355,6 +355,7 @@ SLOW = {
 """Worlds that never come to rest take long."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("plant", "worlds", "first", "names"), cases(MUTANTS, SLOW))
 def test_a_planted_bug_is_caught(
     plant: Plant, worlds: Worlds, first: int, names: set[str], monkeypatch: pytest.MonkeyPatch

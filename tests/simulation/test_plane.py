@@ -84,6 +84,7 @@ def test_of_two_streams_under_one_number_the_one_that_owns_the_vbucket_goes_on()
     PlaneWorld(772312, focus=(*TAKEN_OVER, "master_crashes"), **AT_ONCE).run()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(5))
 def test_a_stream_that_others_found_lost_is_taken_over_by_another_connection(
     seed: int, monkeypatch: pytest.MonkeyPatch
@@ -162,6 +163,7 @@ SLOW = {s.what_indexers_ignore_goes_on}
 """A world that never comes to rest takes long."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("plant", "faults", "first", "names"), cases(MUTANTS, SLOW))
 def test_a_planted_bug_is_caught(
     plant: Plant,

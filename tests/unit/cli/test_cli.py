@@ -374,6 +374,7 @@ def test_where_nothing_listens_the_error_says_what_to_do():
         )
 
 
+@pytest.mark.thorough
 def test_a_node_that_answered_and_is_silent_then_is_not_taken_for_no_node(cluster):
     cluster.indexes["1"] = {"id": "1", "name": "i", "bucket": "b", "expressions": ["c"]}
     cluster.override = lambda request: Answer(200, None) if request.path == "/v1/scan" else None
@@ -657,6 +658,7 @@ def test_who_does_not_answer_is_named(nodes):
         assert "node 3, 4" in indexctl(command, "--url", one.url).stdout
 
 
+@pytest.mark.thorough
 def test_a_step_down_means_the_newest_epoch(nodes):
     back, new = nodes((3, 1, 90), (4, 2, 120))
     indexctl("step-down", "--url", back.url)

@@ -102,6 +102,7 @@ def test_where_the_load_is_balanced_it_says_so(node: Node) -> None:
     assert "nothing to move" in run("rebalance").output
 
 
+@pytest.mark.thorough
 def test_it_waits_until_all_has_moved(node: Node) -> None:
     done = {"rebalances": [a_rebalance("done", {**MOVE, "state": "done"})], "cas": 9}
     going = {"rebalances": [a_rebalance("running", MOVE)], "cas": 9}
@@ -120,6 +121,7 @@ def test_it_waits_for_no_rebalance_that_nobody_knows_any_more(node: Node) -> Non
     assert "rebalance 9 was over long ago" in result.output
 
 
+@pytest.mark.thorough
 def test_it_waits_no_longer_than_it_is_told(node: Node) -> None:
     going = {"rebalances": [a_rebalance("running", MOVE)], "cas": 9}
     Script(node, (200, begun(a_rebalance("running", MOVE))), (200, going))

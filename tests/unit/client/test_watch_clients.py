@@ -102,6 +102,7 @@ def test_an_event_that_no_node_sends_is_a_bad_response(
     assert caught.value.code == "bad_response"
 
 
+@pytest.mark.thorough
 def test_a_wait_ends_at_its_timeout_though_no_node_answers_any_more(
     serve: Callable[[Script], Node], calls: Any
 ) -> None:

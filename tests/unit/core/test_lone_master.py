@@ -108,6 +108,7 @@ def test_a_node_compares_them_also_when_it_goes_on_from_its_store() -> None:
 # -- what is admitted can end --------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_largest_index_that_is_admitted_becomes_ready_and_can_be_dropped(
     lone: LoneNode,
 ) -> None:
@@ -631,6 +632,7 @@ def test_a_deposed_master_tells_its_callers_that_their_transaction_was_rolled_ba
     assert lone.replies[token].code == "unavailable"
 
 
+@pytest.mark.thorough
 def test_the_largest_alter_that_is_admitted_can_end_both_indexes(lone: LoneNode) -> None:
     """Until then the log takes each by itself; their end is one transaction."""
     admitted = set()

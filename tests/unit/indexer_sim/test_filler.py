@@ -95,6 +95,7 @@ def test_a_part_is_filled_over_http(source: Holder, served: str, driven: Driven)
     assert driven.target.entries() == entries_of(source, INDEX)
 
 
+@pytest.mark.thorough
 def test_it_is_no_faster_than_it_may_and_a_new_pace_counts_at_once(
     source: Holder, served: str, driven: Driven
 ) -> None:
@@ -109,6 +110,7 @@ def test_it_is_no_faster_than_it_may_and_a_new_pace_counts_at_once(
     until(lambda: driven.target.is_complete, "it is filled")
 
 
+@pytest.mark.thorough
 def test_a_long_wait_ends_with_another_pace(
     source: Holder, served: str, driven: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +262,7 @@ def test_no_answer_ends_the_thread(
     assert driven.target.entries() == {0: [], 1: []}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("body", "each_s"), [(b"x", 0.02), (bytes(1_000_000), 0.0001)])
 def test_no_answer_holds_it_up_for_ever(
     source: Holder, driven: Driven, body: bytes, each_s: float, monkeypatch: pytest.MonkeyPatch

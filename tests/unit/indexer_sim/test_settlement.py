@@ -297,6 +297,7 @@ def test_what_comes_twice_counts_once(bucket: Bucket) -> None:
     assert (bucket.sizes.all(), len(bucket.timeline._changes)) == (sizes, undone)
 
 
+@pytest.mark.thorough
 def test_what_is_told_is_what_is_there_whatever_happens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,7 @@ def test_what_was_abandoned_does_not_go_with_the_next(monkeypatch: pytest.Monkey
     assert Client.written == ["c.commit"]
 
 
+@pytest.mark.thorough
 def test_where_every_end_is_slow_the_next_producer_gives_none_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

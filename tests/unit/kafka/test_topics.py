@@ -45,6 +45,7 @@ def test_brokers_that_do_not_come_are_a_final_refusal(monkeypatch: pytest.Monkey
     assert refused.value.code == "topic_mismatch"
 
 
+@pytest.mark.thorough
 def test_the_wait_for_brokers_begins_when_the_first_one_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -74,6 +74,7 @@ def test_a_master_that_cannot_read_ddl_stops(
 AWAY = KafkaError(KafkaError._TIMED_OUT, "Failed to get watermark offsets")
 
 
+@pytest.mark.thorough
 def test_a_master_whose_broker_is_away_reads_ddl_when_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +186,7 @@ class DeadReader:
         pass
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["_beats", "_acks", "_streams", "_ddl"])
 def test_a_node_with_a_dead_reader_ends_with_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -393,6 +393,7 @@ def test_a_dropped_bucket_ends_its_streams() -> None:
     played(scenario)
 
 
+@pytest.mark.thorough
 def test_syncs_come_at_once_after_a_pause_and_then_not_more_often_than_was_asked() -> None:
     async def scenario(world: World) -> None:
         sink = Sink()

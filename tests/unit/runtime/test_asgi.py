@@ -86,6 +86,7 @@ def serve(check: Callable[[Served], Awaitable[None]]) -> None:
 LAST = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 
 
+@pytest.mark.thorough
 def test_who_does_not_get_on_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that says nothing, half a head, a body that stands still, in any number."""
     monkeypatch.setattr(asgi, "REQUEST_S", 0.3)

@@ -193,6 +193,7 @@ def test_no_position_is_beyond_what_was_said(
         n += 1
 
 
+@pytest.mark.thorough
 def test_of_very_many_connections_those_that_own_nothing_are_forgotten_first() -> None:
     """The END of an owner that nobody remembers would end nothing."""
     size = 512

@@ -792,6 +792,7 @@ def test_what_can_be_no_bucket_is_a_dead_letter_and_nothing_is_made_for_it(bucke
     assert with_buckets(QueryState(CLUSTER), [event]).context.buckets == ()
 
 
+@pytest.mark.thorough
 def test_what_indexers_said_is_left_out_where_a_message_has_no_room_for_it() -> None:
     vbuckets = 4_096
     run = Run()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
+
 from coordinator.core.catalog.planning import carry_out, plan
 from tests.unit.core.catalog.clusters import random_cluster
 from tests.unit.core.catalog.exact_plans import largest, smallest_below
@@ -13,6 +15,7 @@ WITHIN = 1.05
 NO_BOUND = 2**62
 
 
+@pytest.mark.thorough
 def test_the_largest_load_of_every_small_cluster_is_near_the_exact_optimum() -> None:
     """And what is told to be impossible is."""
     optimal = impossible = 0
