@@ -66,7 +66,13 @@ def scan(
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", "-n", min=1, max=10_000, help=f"Show at most this many ({LIMIT})."),
+        typer.Option(
+            "--limit",
+            "-n",
+            min=1,
+            max=10_000,
+            help=f"Show at most this many ({LIMIT}); not with --all.",
+        ),
     ] = None,
     order: Annotated[
         str, typer.Option(metavar="asc|desc", help="The order of the index, or the opposite.")
@@ -97,7 +103,10 @@ def scan(
         typer.Option(metavar="CURSOR", help="Continue after the page that printed this."),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="All pages; with --json, a line for each row.")
+        bool,
+        typer.Option(
+            "--all", help="Show all. With --json, a line for each row: that is for many rows."
+        ),
     ] = False,
 ) -> None:
     """Show the entries of an index, in order.
@@ -108,6 +117,8 @@ def scan(
 
     indexctl scan travel.high --from 14000 --to 12000
     """
+    if everything and (limit or count):
+        raise CommandError("usage", "--all alone, without --limit or --count")
     deadline_s = None if session.timeout_s is None else session.timeout_s + ANSWER_S
     asked: dict[str, Any] = {
         "scan": _form(equals, prefix, low, high, before, starts_with),
@@ -122,8 +133,7 @@ def scan(
         if count:
             _show_count(session, client.scan(**asked, count=True))
         elif everything:
-            pages = {"limit": limit} if limit else {}
-            _show_all(session, client.scan_all(**asked, **pages), columns)
+            _show_all(session, client.scan_all(**asked), columns)
         else:
             _show_page(session, client.scan(**asked, limit=limit or LIMIT), columns)
 

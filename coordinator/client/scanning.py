@@ -12,6 +12,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from coordinator.client.errors import error_of
+
 LINES = "application/x-ndjson"
 ANSWER_S = 5.0
 """A node says itself that a page takes too long: it is waited for so much longer than that."""
@@ -26,7 +28,9 @@ class Pages:
     """One scan of all that there is, page by page."""
 
     def __init__(self, asked: Mapping[str, Any]) -> None:
-        """`asked` is the body of `POST /v1/scan`."""
+        """`asked` is the body of `POST /v1/scan`. Raises CoordinatorError: a count has no rows."""
+        if asked.get("count"):
+            raise error_of("invalid_request", "a count has no rows: use `scan`, with `count`")
         self._asked = dict(asked)
         self._begun: list[bytes] = []
         self.has_ended = False
@@ -50,10 +54,9 @@ class Pages:
 
     def take(self, page: Mapping[str, Any]) -> list[Body]:
         """Return the rows of a page that has come; the next one begins behind it."""
-        following = page["next"]
-        self._asked["after"] = following
-        self.has_ended = following is None
         rows: list[Body] = page["rows"]
+        self._asked["after"] = following = page["next"]
+        self.has_ended = following is None
         return rows
 
     def receive(self, chunk: bytes) -> Iterator[list[Body]]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -56,6 +57,8 @@ from coordinator.kafka.failover_log_ends import Ends
 from coordinator.node.shell import Shell
 from coordinator.runtime.http_guard import error_body
 
+log = logging.getLogger("coordinator")
+
 LIMIT_MAX = 10_000
 LIMIT = 100
 TIMEOUT_MS = 10_000
@@ -72,6 +75,8 @@ STREAMS_MAX = 16
 
 LIGHT_MAX = 100
 """Values of so many parts are dealt with in the loop; handing them over would cost more."""
+
+FAULT = "a fault of this node: see its log"
 
 ASK_PAUSE_S = 1.0
 """A scan that waits for a timestamp says so each second."""
@@ -222,7 +227,7 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
             if running > SCANS_MAX:
                 raise ApiError("overloaded", f"{SCANS_MAX} scans run already: retry")
             paging = _Paging(shell, calls, body)
-            found = await timed(paging.next())
+            found = await timed(paging)
             page = await found.page()
             headers = {APPLIED_CAS: str(found.plan.cas)}
             if body.stream:
@@ -244,7 +249,7 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
         following: asyncio.Task[_Found] | None = None
         try:
             while found.cursor is not None:
-                following = asyncio.ensure_future(timed(paging.next(found)))
+                following = asyncio.ensure_future(timed(paging, found))
                 following.add_done_callback(_heeded)
                 yield page + b"\n"
                 found = await following
@@ -252,16 +257,19 @@ def add_scans(app: FastAPI, shell: Shell) -> None:
             yield page + b"\n"
         except ApiError as error:
             yield _error_line(error)
+        except Exception:
+            log.exception("a stream of index %s has ended", found.plan.asked.index.id)
+            yield _error_line(ApiError("internal", FAULT))
         finally:
             running -= 1
             streams -= 1
             if following is not None:
                 following.cancel()
 
-    async def timed(finding: Awaitable[_Found]) -> _Found:
+    async def timed(paging: _Paging, last: _Found | None = None) -> _Found:
         began, outcome = time.monotonic(), "internal"
         try:
-            found = await finding
+            found = await paging.next(last)
             outcome = "ok"
         except ApiError as error:
             outcome = error.code
@@ -494,6 +502,8 @@ def _planned(state: StateContext, index: Index, body: ScanBody, terms: _Terms) -
         cover = cover_of(body.scan, order)
         digest = scan_digest(index.id, cover.bounds, descending)
         cursor = None if body.after is None else Cursor.read(body.after, digest)
+        if cursor is not None:
+            _check_goes_on(body, cursor)
         slices = slices_of(index, cover)
     except ScanError as error:
         raise ApiError("invalid_request", str(error)) from error
@@ -524,6 +534,15 @@ def _consistency(body: ScanBody, cursor: Cursor | None) -> Any:
     if wanted.consistent is None:
         return at_least
     return {"consistent": wanted.consistent or (cursor.number if cursor else 0), **at_least}
+
+
+def _check_goes_on(body: ScanBody, cursor: Cursor) -> None:
+    """Refuse to go on with another consistency than the page before had. Raises ScanError."""
+    wanted = _wanted(body)
+    number = None if wanted is None else wanted.consistent
+    if (number is None) != (cursor.number == 0) or (number and number != cursor.number):
+        read_at = f"timestamp {cursor.number}" if cursor.number else "no timestamp"
+        raise ScanError(f"after: the cursor is of a scan at {read_at}: repeat its `consistency`")
 
 
 def _wanted(body: ScanBody) -> FreshModel | None:

@@ -37,6 +37,10 @@ PATIENCE_S = 1.0
 """So long a host may take, if there are others, to read a page where it has nothing to wait for."""
 
 PAUSE_S = 0.02
+RENEW_S = 8.0
+"""An indexer keeps a snapshot for 30 s after it was read last (`indexer_sim/bucket/leases.py`): all
+that have more of a scan are asked again after so long."""
+
 SHARE_MIN = 64
 READ_AHEAD = 32_768
 """So many entries are asked of all parts together where all of them will be wanted."""
@@ -152,6 +156,7 @@ class Scatter:
     _copies: dict[Part, Copy] = field(default_factory=dict)
     _failed: dict[int, dict[Copy, Refusal]] = field(default_factory=dict)
     _of_slices: Mapping[int, list[Copy]] = field(init=False)
+    _asked_s: dict[Part, float] = field(default_factory=dict)
     _dropped: bool = False
     """Whether entries were released that the last answer had no room for."""
 
@@ -193,14 +198,22 @@ class Scatter:
         """Let `rows` return what follows on what it has returned, up to a deadline of its own. What
         has come of some parts and had to wait for others need not be fetched again.
 
-        False: another scan has to, as copies have moved or are of another history, or as not all
-        that was there had room.
+        False: another scan has to, as copies have moved or are of another history, as not all that
+        was there had room, or as some indexer was not asked for so long that it might give up the
+        snapshot that is read.
         """
-        is_same = not self._dropped and _source(asked) == _source(self.asked)
-        if is_same:
+        is_same = _source(asked) == _source(self.asked)
+        is_kept = not (self.number and self._is_forgotten())
+        goes_on = is_same and is_kept and not self._dropped
+        if goes_on:
             self.asked = asked
             self._failed.clear()
-        return is_same
+        return goes_on
+
+    def _is_forgotten(self) -> bool:
+        """Tell whether there is more of a part that was not asked for in a while."""
+        since_s = time.monotonic() - RENEW_S
+        return any(part.more and self._asked_s[part] < since_s for part in self.gathering.parts)
 
     async def count(self) -> ScanResult:
         """Return how many entries there are. Raises ScanFailed."""
@@ -265,6 +278,7 @@ class Scatter:
     async def _fetch(self, part: Part, count: bool) -> list[tuple[Part, Page]]:
         """Return the next page of a part; if its host fails, those of the parts that follow it."""
         copy = self._copies[part]
+        self._asked_s[part] = time.monotonic()
         answer = await self._ask(copy, part, count)
         if isinstance(answer, Page):
             return [(part, answer)]

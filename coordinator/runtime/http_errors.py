@@ -18,6 +18,9 @@ PROBLEMS_MAX = 20
 
 PATH_SHOWN = 200
 
+OF_OURS = "Value error, "
+"""Pydantic's word before what a model itself says of a value."""
+
 CODES = {404: "not_found", 405: "method_not_allowed", 413: "value_too_large"}
 """What the framework's own refusals are called."""
 
@@ -41,7 +44,7 @@ def handle_errors(
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         problems = [
-            {"where": ".".join(str(p) for p in e["loc"]), "what": e["msg"]}
+            {"where": ".".join(str(p) for p in e["loc"]), "what": e["msg"].removeprefix(OF_OURS)}
             for e in error.errors()[:PROBLEMS_MAX]
         ]
         text = "; ".join(f"{p['where']}: {p['what']}" for p in problems)

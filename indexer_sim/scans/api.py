@@ -328,6 +328,9 @@ class ScanServer:
         self._readers = ThreadPoolExecutor(READERS, "scan")
         self._busy = 0
         self._aside_until_s = 0.0
+        self._here = threading.Lock()
+        """Held while a page is read in the loop: who stops waits for that one."""
+
         self._socket = bound(host, port, BACKLOG)
         bound_host, bound_port = self._socket.getsockname()
         self.address = f"http://{bound_host}:{bound_port}"
@@ -359,6 +362,8 @@ class ScanServer:
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(STOP_S)
+        with self._here:
+            pass  # No other page is read in the loop any more.
         self._readers.shutdown(wait=True, cancel_futures=True)
         self._socket.close()
 
@@ -423,7 +428,10 @@ class ScanServer:
     def _read_here(self, scan: Scan) -> bytes:
         began = time.monotonic()
         try:
-            return _checked(lambda: self._read(scan))
+            with self._here:
+                if self._stopping.is_set():
+                    raise ScanRefused("overloaded", "this indexer stops")
+                return _checked(lambda: self._read(scan))
         finally:
             ended = time.monotonic()
             if ended - began > SLOW_S:

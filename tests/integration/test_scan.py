@@ -37,9 +37,10 @@ from coordinator.core.model.entities import (
 from coordinator.http.calls import Calls, Silent
 from coordinator.http.scan import ARRIVAL_PAUSE_S
 from coordinator.http.server import HttpServer
-from indexer_sim.scans.api import ScanRefused
+from indexer_sim.scans import api
+from indexer_sim.scans.api import SMALL, ScanRefused
 from tests.integration.cluster import JSON, wait_until
-from tests.integration.scans import Fleet, eventually
+from tests.integration.scans import START_S, Fleet, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -694,6 +695,27 @@ def test_an_indexer_refuses_what_is_not_for_it(fleet: Fleet) -> None:
     ]:
         response = ask_indexer(fleet, 1, **asked)
         assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("limit", [1, SMALL, SMALL + 1])
+def test_an_indexer_that_stops_ends_what_it_reads_first(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """Its database is closed then."""
+    index, server, reading = fleet.index("n", slices=1), fleet.servers[1], fleet.readings[1]
+    fleet.fill(index, [((n,), f"d{n}") for n in range(200)])
+    monkeypatch.setattr(api, "STOP_S", 0.1)
+    reading.going.clear()
+    with ThreadPoolExecutor(2) as pool:
+        asked = pool.submit(ask_indexer, fleet, 1, index=index.id, slices=[0], limit=limit)
+        wait_until(lambda: reading.scans, "it is being read")
+        stopping = pool.submit(server.stop)
+        with pytest.raises(TimeoutError):
+            stopping.result(1.0)
+        reading.going.set()
+        stopping.result(START_S)
+        with suppress(httpx.HTTPError):
+            asked.result(START_S)
 
 
 # -- clients -------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ import pytest
 
 from coordinator.client.client import Client
 from coordinator.core.keys.key_order import order_of
-from coordinator.core.model.entities import Index
-from coordinator.http import lines, scan
+from coordinator.core.model.entities import RANGE, Index
+from coordinator.http import lines, scan, scatter
 from indexer_sim.scans.api import ScanRefused
 from tests.integration.cluster import wait_until
 from tests.integration.scans import Fleet
@@ -144,6 +144,56 @@ def test_a_consistent_stream_stays_at_its_timestamp(fleet: Fleet, http: httpx.Cl
     assert {page["consistency"]["number"] for page in pages} == {1}
 
 
+def test_a_page_goes_on_with_the_consistency_of_the_one_before(
+    fleet: Fleet, http: httpx.Client
+) -> None:
+    index = fleet.index("n", "c")
+    fleet.fill(index, some_rows(50))
+    for reading in fleet.readings.values():
+        reading.snap(1)
+        reading.snap(2)
+    asked = {"index": str(index.id), "limit": 10}
+
+    def after(consistency: Any) -> str:
+        body = {**asked, "consistency": consistency}
+        return str(http.post("/v1/scan", json=body).json()["next"])
+
+    for begun, going_on, status in [
+        ("consistent", "consistent", 200),
+        ("consistent", "last_good", 200),
+        ("consistent", {"consistent": 2}, 200),
+        ({"consistent": 1}, {"consistent": 1}, 200),
+        ("any", "any", 200),
+        ("consistent", "any", 400),
+        ("any", "consistent", 400),
+        ({"consistent": 1}, {"consistent": 2}, 400),
+    ]:
+        for stream in (False, True):
+            body = {**asked, "consistency": going_on, "after": after(begun), "stream": stream}
+            answer = http.post("/v1/scan", json=body)
+            assert answer.status_code == status, (begun, going_on, answer.text)
+
+
+@pytest.mark.parametrize("consistency", ["consistent", "any"])
+def test_who_keeps_a_snapshot_for_a_stream_is_asked_again_in_time(
+    fleet: Fleet, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, consistency: str
+) -> None:
+    """The last ranges are not merged for long: their indexers would give the snapshot up."""
+    monkeypatch.setattr(scatter, "RENEW_S", 0.0)
+    monkeypatch.setattr(scatter, "READ_AHEAD", 3_000)
+    bounds = json.dumps([[0], [100]])
+    index = fleet.index("n", "c", slices=3, partitioning=RANGE, bounds_json=bounds)
+    rows = [((-1 - n % 50, "a"), f"low-{n}") for n in range(9_000)]
+    rows += [((150, "a"), "high"), ((50, "a"), "middle")]
+    fleet.fill(index, rows)
+    for reading in fleet.readings.values():
+        reading.snap(1)
+    pages = streamed(http, index, limit=1_000, consistency=consistency)
+    assert ids(pages) == expected(index, rows)
+    asked = [fleet.readings[host].scans for host in (2, 3)]
+    assert asked == ([1, 1] if consistency == "any" else [len(pages) - 1] * 2)
+
+
 def test_what_ends_a_stream_early_is_its_last_line(fleet: Fleet, http: httpx.Client) -> None:
     index = fleet.index("n", "c")
     rows = large_rows(20)
@@ -160,6 +210,16 @@ def test_what_ends_a_stream_early_is_its_last_line(fleet: Fleet, http: httpx.Cli
         reading.refusal = None
     left = streamed(http, index, limit=1_000, after=pages[-1]["next"])
     assert ids([*pages, *left]) == expected(index, rows)
+
+
+def test_a_page_that_cannot_be_read_is_an_error_in_the_last_line(
+    fleet: Fleet, http: httpx.Client
+) -> None:
+    index = fleet.index("n", "c", slices=1)
+    fleet.fill(index, some_rows(100))
+    fleet.readings[1].put(index.id, [(0, b"\x81nonsense")])
+    *pages, error = streamed(http, index, limit=60)
+    assert (len(ids(pages)), error["error"]["code"]) == (60, "internal")
 
 
 def test_a_stream_that_cannot_begin_is_refused(fleet: Fleet, http: httpx.Client) -> None:

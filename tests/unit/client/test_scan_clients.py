@@ -102,6 +102,8 @@ def test_values_are_json_or_strings(
         ["--equals", "a", "--prefix", "b"],
         ["--to", "a", "--before", "b"],
         ["--order", "up"],
+        ["--all", "--limit", "5"],
+        ["--all", "--count"],
         ["--consistency", "at-least"],
         ["--consistency", "any", "--at-least", "{}"],
         ["--at-least", "no/such/file"],
@@ -180,7 +182,7 @@ FAILED = json.dumps(refusal(503, "index_recovering").body) + "\n"
             [(None, False), ("c1", True), ("c3", False), ("c4", True)],
         ),
         (
-            ("{}\n" + line(MANY[3:]), "", line(MANY[5:])),
+            ('{"next": null}\n' + line(MANY[3:]), "", line(MANY[5:])),
             [(None, False), ("c1", True), ("c1", False), ("c3", True), ("c3", False), ("c5", True)],
         ),
     ],
@@ -210,6 +212,12 @@ def test_a_scan_of_all_goes_on_where_a_stream_has_ended(
 
     scanned.pages, scanned.streams = answers(), [*streams]
     assert asyncio.run(found()) == MANY
+
+
+def test_a_count_is_not_all_rows(node: Node, scanned: Scanned) -> None:
+    with Client(node.url) as client, pytest.raises(CoordinatorError) as caught:
+        next(client.scan_all(7, count=True))
+    assert (caught.value.code, scanned.asked) == ("invalid_request", [])
 
 
 def test_a_refusal_in_a_stream_is_told_if_it_lasts(node: Node, scanned: Scanned) -> None:
