@@ -1236,9 +1236,10 @@ class Client(_Api[Body]):
     def scan_all(
         self, index_id: str | int | None = None, *, limit: int = SCAN_PAGE, **asked: Any
     ) -> Iterator[Body]:
-        """Yield the rows of all pages of a scan, each of `limit` rows. Takes what `scan` takes.
+        """Yield all rows of a scan. Takes what `scan` takes, but `count`.
 
-        From the second page on they come as a stream: the node reads on meanwhile.
+        The first page, of `limit` rows, is an ordinary scan. The others come as a stream: the node
+        reads on meanwhile. Where a stream breaks, the scan goes on behind the last row.
         """
         pages = Pages(_scan_body(index_id, {**asked, "limit": limit}))
         while not pages.has_ended:

@@ -203,17 +203,14 @@ class Scatter:
         snapshot that is read.
         """
         is_same = _source(asked) == _source(self.asked)
-        is_kept = not (self.number and self._is_forgotten())
+        since_s = time.monotonic() - RENEW_S
+        asked_s = [self._asked_s[part] for part in self.gathering.parts if part.more]
+        is_kept = not self.number or min(asked_s, default=since_s) >= since_s
         goes_on = is_same and is_kept and not self._dropped
         if goes_on:
             self.asked = asked
             self._failed.clear()
         return goes_on
-
-    def _is_forgotten(self) -> bool:
-        """Tell whether there is more of a part that was not asked for in a while."""
-        since_s = time.monotonic() - RENEW_S
-        return any(part.more and self._asked_s[part] < since_s for part in self.gathering.parts)
 
     async def count(self) -> ScanResult:
         """Return how many entries there are. Raises ScanFailed."""
