@@ -15,7 +15,8 @@ from coordinator.kafka.stall_detector import StallDetector
 
 pytestmark = pytest.mark.integration
 
-SILENCE_S = 0.3
+SILENCE_S = 0.6
+"""Twice as long a reader may wait for a processor."""
 PARTITIONS = 2
 
 

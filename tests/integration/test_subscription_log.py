@@ -30,6 +30,7 @@ from coordinator.kafka.subscription_log import (
     PositionWriter,
 )
 from coordinator.kafka.topics import SUBSCRIPTION_POSITIONS, topic_name
+from tests.integration.cluster import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -66,6 +67,8 @@ class Place(NamedTuple):
     def make(self, name: str, **config: str) -> str:
         admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 2})
         admin.create_topics([NewTopic(name, 1, 1, config=config)])[name].result(20)
+        # The controller has made it; the broker may be a moment behind.
+        wait_until(lambda: name in admin.list_topics(timeout=10).topics, f"{name} is there")
         return name
 
 
