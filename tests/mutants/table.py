@@ -5365,13 +5365,6 @@ MUTANTS: tuple[Mutant, ...] = (
         STREAMS,
     ),
     Mutant(
-        "a-client-takes-a-torn-line-for-a-page",
-        "coordinator/client/scanning.py",
-        "        self._begun.append(rest)",
-        "        del rest",
-        STREAMS,
-    ),
-    Mutant(
         "a-client-reads-on-behind-what-is-no-page",
         "coordinator/client/scanning.py",
         "                self.has_broken = True\n                return",
