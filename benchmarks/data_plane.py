@@ -24,6 +24,7 @@ from benchmarks.baselines import IndexSpec, Sqlite, bulk_write
 from benchmarks.cluster import Cluster
 from benchmarks.commit import quantile_ms
 from coordinator.client.client import Client
+from coordinator.client.scanning import LineBuffer
 from coordinator.core.keys.key_order import order_of_expressions
 from coordinator.core.keys.scan_pages import ENTRIES_MAX, unpack
 from coordinator.core.keys.scans import cover_of
@@ -88,13 +89,9 @@ class Caller:
         """Yield the lines of an answer that is a stream."""
         self._connection.request("POST", path, body, {"Content-Type": "application/json"})
         answer = self._connection.getresponse()
-        begun: list[bytes] = []
+        buffer = LineBuffer()
         while piece := answer.read1(PIECE_BYTES):
-            *ends, rest = piece.split(b"\n")
-            for end in ends:
-                yield b"".join((*begun, end))
-                begun = []
-            begun.append(rest)
+            yield from buffer.receive(piece)
 
     def json(self, method: str, path: str, body: Any = None) -> Any:
         return orjson.loads(self(method, path, None if body is None else orjson.dumps(body)))

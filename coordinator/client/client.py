@@ -291,6 +291,15 @@ def _request(call: Call, node: str, target: httpx.URL | None = None) -> httpx.Re
         raise CoordinatorError("invalid_request", f"that is too long to ask for: {error}") from None
 
 
+def _streaming_request(call: Call, node: str, accept: str, silence_s: float) -> httpx.Request:
+    """Return a request whose answer is read as it comes; who says nothing for so long is gone."""
+    request = _request(call, node)
+    request.headers["Accept"] = accept
+    limits = httpx.Timeout(CONNECT_TIMEOUT_S, read=silence_s)
+    request.extensions = {"timeout": limits.as_dict()}
+    return request
+
+
 def _body_of(response: httpx.Response, *, writes: bool = False) -> Body:
     """Return the body of a success; raise what a refusal says, as `_Transient` where it is.
 
@@ -1014,21 +1023,13 @@ class _Api(Generic[R]):
         )
 
     def _stream_request(self, pages: Pages) -> httpx.Request:
-        headers = {"Content-Type": "application/json", "Accept": LINES}
-        content = pages.content
-        call = Call(method="POST", path="/v1/scan", headers=headers, content=content, reads=True)
-        request = _request(call, self._route.nodes(for_write=False)[0])
-        limits = httpx.Timeout(CONNECT_TIMEOUT_S, read=pages.read_timeout_s)
-        request.extensions = {"timeout": limits.as_dict()}
-        return request
+        node = self._route.nodes(for_write=False)[0]
+        call = _scan_call(pages.begin_stream())
+        return _streaming_request(call, node, LINES, pages.read_timeout_s)
 
     def _watch_request(self, node: str, watch: Watch) -> httpx.Request:
         call = Call(method="GET", path=watch.path, query=watch.query)
-        request = _request(call, node)
-        request.headers["Accept"] = "text/event-stream"
-        limits = httpx.Timeout(CONNECT_TIMEOUT_S, read=SILENCE_S)
-        request.extensions = {"timeout": limits.as_dict()}
-        return request
+        return _streaming_request(call, node, "text/event-stream", SILENCE_S)
 
     def ready(self, node: str | None = None) -> R:
         """Answer `{"ready": bool, "reason"}` of `node`, or of the node that answered last, without
@@ -1179,12 +1180,13 @@ def _scan_body(index_id: str | int | None, asked: Mapping[str, Any]) -> Body:
     return {name: value for name, value in body.items() if value is not None}
 
 
-def _plan_scan(body: Mapping[str, Any]) -> Plan:
-    content = json.dumps(body, allow_nan=False).encode()
+def _scan_call(content: bytes) -> Call:
     headers = {"Content-Type": "application/json"}
-    return (
-        yield Call(method="POST", path="/v1/scan", headers=headers, content=content, reads=True)
-    )
+    return Call(method="POST", path="/v1/scan", headers=headers, content=content, reads=True)
+
+
+def _plan_scan(body: Mapping[str, Any]) -> Plan:
+    return (yield _scan_call(json.dumps(body, allow_nan=False).encode()))
 
 
 def _plan_step_down(route: _Route, successor: int | None, epoch: int | None, reason: str) -> Plan:

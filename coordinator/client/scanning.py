@@ -24,6 +24,21 @@ TIMEOUT_MS = 10_000
 Body = dict[str, Any]
 
 
+class LineBuffer:
+    """Makes lines of parts of a text that end anywhere."""
+
+    def __init__(self) -> None:
+        self._begun: list[bytes] = []
+
+    def receive(self, chunk: bytes) -> Iterator[bytes]:
+        """Yield the lines that a part completes, without their ends."""
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            line, self._begun = b"".join((*self._begun, end)), []
+            yield line
+        self._begun.append(rest)
+
+
 class Pages:
     """One scan of all that there is, page by page."""
 
@@ -32,7 +47,7 @@ class Pages:
         if asked.get("count"):
             raise error_of("invalid_request", "a count has no rows: use `scan`, with `count`")
         self._asked = dict(asked)
-        self._begun: list[bytes] = []
+        self._lines = LineBuffer()
         self.has_ended = False
         self.has_broken = False
         """Whether a stream has brought something that is no page: it brings no more."""
@@ -42,10 +57,9 @@ class Pages:
         """What asks for the next page."""
         return dict(self._asked)
 
-    @property
-    def content(self) -> bytes:
-        """What asks for all further pages."""
-        self._begun, self.has_broken = [], False
+    def begin_stream(self) -> bytes:
+        """Return what asks for all further pages."""
+        self._lines, self.has_broken = LineBuffer(), False
         return json.dumps({**self._asked, "stream": True}, allow_nan=False).encode()
 
     @property
@@ -61,14 +75,10 @@ class Pages:
 
     def receive(self, chunk: bytes) -> Iterator[list[Body]]:
         """Yield the rows of each page that a part of a stream completes."""
-        *ends, rest = chunk.split(b"\n")
-        for end in ends:
-            line, self._begun = b"".join((*self._begun, end)), []
+        for line in self._lines.receive(chunk):
             try:
-                page = json.loads(line)
-                rows = self.take(page)
+                rows = self.take(json.loads(line))
             except (ValueError, TypeError, KeyError):
                 self.has_broken = True
                 return
             yield rows
-        self._begun.append(rest)

@@ -180,15 +180,18 @@ class Scatter:
     async def rows(self) -> ScanResult:
         """Return the first entries of the scan; after `go_on`, those that follow. Raises
         ScanFailed."""
-        gathering = self.gathering
+        gathering, pages = self.gathering, []
         if gathering.parts:
             gathering.released = []
         else:
-            self._add(await self._begin(self._group(self.asked.slices), count=False))
-        while (missing := await self._missing()) and sum(
-            map(len, gathering.released)
-        ) < ROWS_BYTES_MAX:
-            self._add(await self._fetch_all(missing, count=False))
+            pages = await self._begin(self._group(self.asked.slices), count=False)
+        while True:
+            for part, page in pages:
+                gathering.add(part, page.entries, page.more)
+            missing = await self._missing()
+            if not missing or sum(map(len, gathering.released)) >= ROWS_BYTES_MAX:
+                break
+            pages = await self._fetch_all(missing, count=False)
         kept = _bounded(gathering.released)
         self._dropped = len(kept) < len(gathering.released)
         more = self._dropped or gathering.more
@@ -233,7 +236,7 @@ class Scatter:
         """Fetch the first page of every part: at one stability timestamp, if that is asked."""
         parts = [Part(numbers, self.asked.after) for _, numbers in groups]
         self.gathering.parts.extend(parts)
-        self._copies.update(zip(parts, (copy for copy, _ in groups), strict=True))
+        self._assign(parts, groups)
         pages = await self._fetch_all(parts, count=count)
         while self._is_consistent and (odd := self._disagreeing(pages)):
             if not self.number:
@@ -246,10 +249,6 @@ class Scatter:
             pages = kept + await self._fetch_all(odd, count=count)
         self.hash = pages[0][1].hash
         return pages
-
-    def _add(self, pages: list[tuple[Part, Page]]) -> None:
-        for part, page in pages:
-            self.gathering.add(part, page.entries, page.more)
 
     def _disagreeing(self, pages: list[tuple[Part, Page]]) -> list[Part]:
         """Choose the newest timestamp that all parts hold; return the parts at another one."""
@@ -283,7 +282,7 @@ class Scatter:
             self._failed.setdefault(piece, {})[copy] = answer
         groups = self._group(part.slices)
         parts = self.gathering.split(part, [pieces for _, pieces in groups])
-        self._copies.update(zip(parts, (copy for copy, _ in groups), strict=True))
+        self._assign(parts, groups)
         return await self._fetch_all(parts, count=count)
 
     async def _ask(self, copy: Copy, part: Part, count: bool) -> Page | Refusal:
@@ -391,6 +390,9 @@ class Scatter:
         for copy in [copy for copy, reason in failed.items() if reason.is_late]:
             del failed[copy]
         return self._candidates(number)
+
+    def _assign(self, parts: list[Part], groups: Sequence[tuple[Copy, tuple[int, ...]]]) -> None:
+        self._copies.update(zip(parts, (copy for copy, _ in groups), strict=True))
 
     def _nobody(self, number: int) -> ScanFailed:
         """Return why a slice cannot be scanned."""

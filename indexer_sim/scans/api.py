@@ -2,8 +2,8 @@
 
 Beside the indexer's own work: the server has a thread with a loop, which reads small pages itself;
 larger ones are read in a few others. What is read is never more than a page, so that nobody waits
-for a scan. What is read, and what
-is refused, says a `Reading`; here are the protocol, the waiting and the cutting into pages.
+for a scan. What is read, and what is refused, says a `Reading`; here are the protocol, the waiting
+and the cutting into pages.
 
 A request, JSON; bytes are hexadecimal:
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from coordinator.embedded.broker import Broker
 from tests.integration.cluster import Cluster, delete_topics
 from tests.integration.indexctl_run import end_runs
+
+if TYPE_CHECKING:
+    from tests.integration.scans import Fleet
 
 BRIEF_JVM = "-XX:TieredStopAtLevel=1"
 """A JVM of Spark that ends after some batches: with both compilers a start takes a third
@@ -41,6 +46,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _no_run_is_left() -> Iterator[None]:
     yield
     end_runs()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """Three indexers and a node that scans them."""
+    from tests.integration.scans import Fleet
+
+    made = Fleet(tmp_path, 3)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def http(fleet: Fleet) -> Iterator[httpx.Client]:
+    """A client of that node."""
+    with httpx.Client(base_url=fleet.url, trust_env=False, timeout=90) as client:
+        yield client
 
 
 SHARED: list[Broker] = []

@@ -36,6 +36,9 @@ from tests.support.lone_shell import NoEnds
 
 START_S = 60.0
 
+Rows = list[tuple[tuple[Any, ...], str]]
+"""Keys, and the document that has each."""
+
 
 class StoredReading:
     """An indexer's database.
@@ -227,6 +230,13 @@ class Fleet:
                 of_host.setdefault(host, []).append((piece.number, raw + document.encode()))
         for host, entries in of_host.items():
             self.readings[host].put(index.id, entries)
+
+
+def expected(index: Index, rows: Rows, within: Any = lambda key: True) -> list[str]:
+    """Return the documents whose keys are `within`, in the order of the index."""
+    order = order_of(index)
+    found = [(order.encode(key) + name.encode(), name) for key, name in rows if within(key)]
+    return [name for _, name in sorted(found)]
 
 
 def eventually(probe: Callable[[], Any]) -> threading.Thread:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,7 +19,6 @@ from typer.testing import CliRunner
 
 from coordinator.cli.main import app
 from coordinator.client.client import AsyncClient, Client
-from coordinator.core.keys.key_order import order_of
 from coordinator.core.keys.scan_pages import unpack
 from coordinator.core.model.authority_state import IndexerInfo
 from coordinator.core.model.entities import (
@@ -40,25 +38,11 @@ from coordinator.http.server import HttpServer
 from indexer_sim.scans import api
 from indexer_sim.scans.api import SMALL, ScanRefused
 from tests.integration.cluster import JSON, wait_until
-from tests.integration.scans import START_S, Fleet, eventually
+from tests.integration.scans import START_S, Fleet, Rows, eventually, expected
 
 pytestmark = pytest.mark.integration
 
 CITIES = ["Bergen", "Berlin", "Bern", "Lima", "Lyon", "Paris", "Pärnu", "Ürümqi"]
-Rows = list[tuple[tuple[Any, ...], str]]
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    made = Fleet(tmp_path, 3)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def http(fleet: Fleet) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fleet.url, trust_env=False, timeout=90) as client:
-        yield client
 
 
 def some_rows(count: int, seed: int = 1) -> Rows:
@@ -91,12 +75,6 @@ def all_pages(http: httpx.Client, index: Index, **more: Any) -> list[dict[str, A
         after = body["next"]
         if after is None:
             return rows
-
-
-def expected(index: Index, rows: Rows, within: Any = lambda key: True) -> list[str]:
-    order = order_of(index)
-    found = [(order.encode(key) + name.encode(), name) for key, name in rows if within(key)]
-    return [name for _, name in sorted(found)]
 
 
 # -- what is answered ----------------------------------------------------------------------------
@@ -536,25 +514,15 @@ def test_nobody_is_asked_at_an_address_that_only_a_heartbeat_names(
     assert scan(http, index)["rows"] == []
 
 
+@pytest.mark.parametrize("gone", [(), (2,)], ids=["alone", "the other host is gone"])
 def test_a_scan_waits_for_an_indexer_that_was_just_started(
-    fleet: Fleet, http: httpx.Client
+    fleet: Fleet, http: httpx.Client, gone: tuple[int, ...]
 ) -> None:
     """It is heard before it is registered."""
-    index = fleet.index("a", slices=1)
-    beat = fleet.node.peers.indexers[1].beat
-    beat.incarnation += 1
-    with ThreadPoolExecutor(1) as thread:
-        scanning = thread.submit(scan, http, index)
-        fleet.run(_turns(3))
-        assert not scanning.done()
-        fleet.run(_registered(fleet, beat))
-        assert scanning.result(10)["rows"] == []
-
-
-def test_so_it_does_where_the_other_host_is_gone(fleet: Fleet, http: httpx.Client) -> None:
-    index = fleet.index("a", slices=1, replicas=1)
-    fleet.kill(2)
-    fleet.dead.add(2)
+    index = fleet.index("a", slices=1, replicas=len(gone))
+    for other in gone:
+        fleet.kill(other)
+        fleet.dead.add(other)
     beat = fleet.node.peers.indexers[1].beat
     beat.incarnation += 1
     with ThreadPoolExecutor(1) as thread:

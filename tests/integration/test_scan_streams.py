@@ -5,42 +5,24 @@ from __future__ import annotations
 import json
 import random
 import socket
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from coordinator.client.client import Client
-from coordinator.core.keys.key_order import order_of
 from coordinator.core.model.entities import RANGE, Index
 from coordinator.http import lines, scan, scatter
 from indexer_sim.scans.api import ScanRefused
 from tests.integration.cluster import wait_until
-from tests.integration.scans import Fleet
+from tests.integration.scans import Fleet, Rows, expected
 
 pytestmark = pytest.mark.integration
 
 CUT_S = 30.0
 """Before the system gives up a connection whose other side takes nothing."""
-
-Rows = list[tuple[tuple[Any, ...], str]]
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    made = Fleet(tmp_path, 3)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def http(fleet: Fleet) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fleet.url, trust_env=False, timeout=90) as client:
-        yield client
 
 
 def some_rows(count: int) -> Rows:
@@ -50,13 +32,6 @@ def some_rows(count: int) -> Rows:
 
 def large_rows(mib: int) -> Rows:
     return [((n, "x" * 1_000), f"doc-{n:07}") for n in range(mib * 1_000)]
-
-
-def expected(index: Index, rows: Rows) -> list[str]:
-    order = order_of(index)
-    return [
-        name for _, name in sorted((order.encode(key) + name.encode(), name) for key, name in rows)
-    ]
 
 
 class Stream:
