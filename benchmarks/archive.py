@@ -137,7 +137,7 @@ def write(servers: str, count: int, a_day: int) -> str:
     """Write a history of single changes, so many a day; return the name of its cluster."""
     cluster = f"bench{uuid.uuid4().hex[:8]}"
     ensure_topics(servers, cluster, durable=False)
-    producer = Producer({"bootstrap.servers": servers, "linger.ms": 20, "acks": "all"})
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 20, "enable.idempotence": True})
     topic = topic_name(cluster, HISTORY)
     for begin in range(0, count, PORTION):
         for number, made in enumerate(mutations(min(PORTION, count - begin), KEYS), begin):

@@ -145,7 +145,9 @@ def _rewind(load: Load, state: dict[bytes, bytes | None]) -> int:
     Return where the topic of its state ends.
     """
     topic = topic_name(load.name, TIMESTAMP_STATE)
-    producer = Producer({"bootstrap.servers": load.servers, "log_level": 2})
+    producer = Producer(
+        {"bootstrap.servers": load.servers, "log_level": 2, "enable.idempotence": True}
+    )
     for key, value in state.items():
         producer.produce(topic, value, key, partition=0)
     for key in _kept(load, STABILITY):

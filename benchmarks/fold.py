@@ -166,7 +166,9 @@ def _write_log(bootstrap_servers: str, cluster: str, made: list[Mutation]) -> St
     """Write genesis, one claim and the transactions of a master of epoch 1, without replicas."""
     ensure_topics(bootstrap_servers, cluster, durable=False)
     answers: SimpleQueue[Any] = SimpleQueue()
-    plain = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0})
+    plain = Producer(
+        {"bootstrap.servers": bootstrap_servers, "linger.ms": 0, "enable.idempotence": True}
+    )
     producer = TransactionalProducer(bootstrap_servers, cluster, answers.put)
     producer.order(effects.OpenProducer(1))
     _expect(answers, inputs.ProducerOpened)

@@ -70,7 +70,7 @@ def _of(servers: str, size: int) -> dict[str, Any]:
 
 def _write(servers: str, cluster: str, size: int) -> StateContext:
     """Write a history of single changes, and return the state that it leads to."""
-    producer = Producer({"bootstrap.servers": servers, "linger.ms": 20, "acks": "all"})
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 20, "enable.idempotence": True})
     topic = topic_name(cluster, HISTORY)
     state = EMPTY
     portion = 50_000

@@ -122,6 +122,7 @@ class Load:
                 "batch.num.messages": 10_000,
                 "compression.type": "lz4",
                 "log_level": 2,
+                "enable.idempotence": True,
             }
         )
         self.records = 0

@@ -39,7 +39,7 @@ def main(kafka: str) -> None:
     with Client() as client:
         index = client.create_index({**INDEX, "if_not_exists": True})["index"]
         client.wait_until(index["id"], "maintenance")
-        producer = Producer({"bootstrap.servers": kafka, "acks": "all"})
+        producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True})
         for number in range(1, 6):
             order = {"customer": "you", "total": 1_000 * number, "state": "open"}
             place = write(producer, f"yours-{number}", order)

@@ -67,7 +67,7 @@ def _make_topic(settings: dict[str, Any], copies: int) -> bool:
 
 
 def _write(settings: dict[str, Any]) -> None:
-    producer = Producer({**settings, "acks": "all", "linger.ms": 20})
+    producer = Producer({**settings, "enable.idempotence": True, "linger.ms": 20})
     for name, order in orders():
         producer.produce(NAME, json.dumps(order), name)
         producer.poll(0)

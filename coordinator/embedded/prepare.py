@@ -38,7 +38,7 @@ def prepare(folder: Path) -> None:
 
 def _put_tick(servers: str) -> None:
     """Write the one record that makes a batch."""
-    producer = Producer({**client_settings(servers), "log_level": 0})
+    producer = Producer({**client_settings(servers), "log_level": 0, "enable.idempotence": True})
     tick = codec.encode(Tick(at_ms=time.time_ns() // 1_000_000, writer=0))
     producer.produce(topic_name(CLUSTER, TICK), tick, partition=0)
     if producer.flush(TIMEOUT_S):

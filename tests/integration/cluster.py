@@ -669,7 +669,9 @@ class Cluster:
 
             return delivered
 
-        producer = Producer({"bootstrap.servers": self.servers, "acks": "all", "log_level": 2})
+        producer = Producer(
+            {"bootstrap.servers": self.servers, "enable.idempotence": True, "log_level": 2}
+        )
         for number, (value, partition) in enumerate(values):
             producer.produce(
                 self.topic(name),

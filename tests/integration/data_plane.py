@@ -73,7 +73,7 @@ class DataPlane:
         shown = self.cluster.http.get(f"{self.path}/vbuckets").json()
         vector = Vector(map(int, shown["vbuuids"]), map(int, shown["high_seqnos"]))
         record = StabilityTimestamp(self.bucket, number, *vector.to_bytes(), at_ms=0)
-        producer = Producer({"bootstrap.servers": self.cluster.servers, "acks": "all"})
+        producer = Producer({"bootstrap.servers": self.cluster.servers, "enable.idempotence": True})
         topic = self.cluster.topic(STABILITY)
         producer.produce(topic, codec.encode(record), key=self.bucket.encode())
         assert producer.flush(DEADLINE_S) == 0

@@ -125,7 +125,13 @@ class Cluster:
     def write_raw(self, topic: str, value: bytes, key: bytes | None = None) -> int:
         """Write a record as it is; return its offset."""
         offsets: list[int] = []
-        producer = Producer({"bootstrap.servers": self.bootstrap_servers, "log_level": 2})
+        producer = Producer(
+            {
+                "bootstrap.servers": self.bootstrap_servers,
+                "log_level": 2,
+                "enable.idempotence": True,
+            }
+        )
         producer.produce(
             topic_name(self.name, topic),
             value,

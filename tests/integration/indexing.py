@@ -64,7 +64,12 @@ class Sender:
         self._stability = topic_name(cluster.name, STABILITY)
         self._admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 2})
         self._producer = Producer(
-            {"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 2, "log_level": 2}
+            {
+                "bootstrap.servers": cluster.bootstrap_servers,
+                "linger.ms": 2,
+                "log_level": 2,
+                "enable.idempotence": True,
+            }
         )
 
     def send(self, record: KeyVersions, partition: int, indexer: int = INDEXER) -> None:

@@ -86,7 +86,14 @@ class Topics:
     def __init__(self, servers: str) -> None:
         self.servers = servers
         self.name = f"t{uuid.uuid4().hex[:8]}"
-        self._producer = Producer({"bootstrap.servers": servers, "linger.ms": 2, "log_level": 2})
+        self._producer = Producer(
+            {
+                "bootstrap.servers": servers,
+                "linger.ms": 2,
+                "log_level": 2,
+                "enable.idempotence": True,
+            }
+        )
         ensure_topics(servers, self.name, durable=False)
 
     def put(self, topic: str, record: Any, partition: int = 0, key: str = "") -> None:

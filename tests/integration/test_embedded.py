@@ -50,7 +50,7 @@ def make_topic(broker: Broker, topic: str) -> None:
 
 
 def produce(broker: Broker, topic: str, *values: str) -> None:
-    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "acks": "all"})
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "enable.idempotence": True})
     for value in values:
         producer.produce(topic, value=value)
     assert producer.flush(DEADLINE_S) == 0

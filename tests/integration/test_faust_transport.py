@@ -62,7 +62,9 @@ class Reading:
         self._write(name, [codec.encode(one) for one in made])
 
     def _write(self, name: str, values: list[bytes]) -> None:
-        producer = Producer({"bootstrap.servers": self.servers, "acks": "all", "log_level": 2})
+        producer = Producer(
+            {"bootstrap.servers": self.servers, "enable.idempotence": True, "log_level": 2}
+        )
         errors: list[object] = []
         for number, value in enumerate(values):
             producer.produce(

@@ -608,7 +608,9 @@ class Readers:
         self.ordinal = 0
         self._items = items
         self._topic = topic_name(cluster.name, HW)
-        self._producer = Producer({"bootstrap.servers": cluster.bootstrap_servers})
+        self._producer = Producer(
+            {"bootstrap.servers": cluster.bootstrap_servers, "enable.idempotence": True}
+        )
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 

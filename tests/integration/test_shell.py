@@ -64,7 +64,9 @@ def test_an_oversized_record_on_ddl_does_not_stop_the_master(
 ) -> None:
     cluster = make_cluster(nodes=1, indexers=0).start()
     limits = {"message.max.bytes": 10**8, "compression.type": compression, "log_level": 2}
-    producer = Producer({"bootstrap.servers": cluster.servers, **limits})
+    producer = Producer(
+        {"bootstrap.servers": cluster.servers, **limits, "enable.idempotence": True}
+    )
     size = 1_048_470 if compression == "none" else 5_000_000
     producer.produce(cluster.topic("ddl"), b"x" * size, partition=0)
     long_name = codec.encode_ddl("long", DropIndex(0, "b", "n" * 200_000))

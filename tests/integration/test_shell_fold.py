@@ -29,7 +29,7 @@ def make_topics(servers: str) -> None:
 
 
 def write(servers: str, count: int) -> None:
-    producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 2})
+    producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "log_level": 2})
     for nonce in range(count):
         producer.produce("f.commit", codec.encode(ReadBarrier(1, nonce)), partition=0)
     assert producer.flush(DEADLINE_S) == 0
@@ -131,7 +131,7 @@ async def forgotten_records(servers: str, folder: Path) -> None:
 
 
 def write_restarts(servers: str, numbers: range) -> None:
-    producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 2})
+    producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "log_level": 2})
     for number in numbers:
         record = RestartTimestamp(
             bucket="b",

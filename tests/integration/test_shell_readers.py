@@ -112,7 +112,7 @@ def test_silence_is_not_the_end_of_the_log(
 
 
 def produce(servers: str, topic: str, *values: bytes) -> None:
-    producer = Producer({"bootstrap.servers": servers, "log_level": 2})
+    producer = Producer({"bootstrap.servers": servers, "log_level": 2, "enable.idempotence": True})
     for value in values:
         producer.produce(topic, value, partition=0)
     assert producer.flush(20) == 0

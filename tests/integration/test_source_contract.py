@@ -105,7 +105,7 @@ class TopicBench(Bench):
     def __init__(self, servers: str) -> None:
         super().__init__()
         self.settings = {"bootstrap.servers": servers, "log_level": 2}
-        self.producer = Producer({**self.settings, "acks": "all"})
+        self.producer = Producer({**self.settings, "enable.idempotence": True})
         self.buckets: dict[str, Bucket] = {}
         self.letters: list[Any] = []
         cluster = f"c{secrets.token_hex(4)}"

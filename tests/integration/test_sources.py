@@ -50,7 +50,7 @@ Make = Callable[..., Cluster]
 def put(servers: str, topic: str, key: bytes, value: bytes) -> None:
     """Write a plain record to partition 0, and see that it is there."""
     failed: list[Any] = []
-    producer = Producer({"bootstrap.servers": servers})
+    producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True})
     producer.produce(
         topic, value, key, partition=0, on_delivery=lambda error, _: failed.append(error)
     )

@@ -160,7 +160,9 @@ def test_what_one_node_forgets_every_node_is_told_of(place: Place, log: Log) -> 
 
 def test_a_record_without_value_that_belongs_to_nobody_is_put_aside(place: Place) -> None:
     topic = topic_name(place.cluster, SUBSCRIPTION_POSITIONS)
-    producer = Producer({"bootstrap.servers": place.servers, "log_level": 2})
+    producer = Producer(
+        {"bootstrap.servers": place.servers, "log_level": 2, "enable.idempotence": True}
+    )
     for key in ("x", "", "7"):
         producer.produce(topic, None, key)
     producer.flush(10)

@@ -38,7 +38,7 @@ class TopicPlane(DataPlane):
         self.held: dict[str, Document] = {}
         self.admin = AdminClient({"bootstrap.servers": cluster.servers, "log_level": 2})
         self.make_topic(partitions, config, replicas)
-        self.producer = Producer({"bootstrap.servers": cluster.servers, "acks": "all"})
+        self.producer = Producer({"bootstrap.servers": cluster.servers, "enable.idempotence": True})
         with cluster.client() as client:
             client.add_bucket(bucket, topic=self.topic, **(source or {}))
 

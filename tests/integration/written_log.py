@@ -42,7 +42,7 @@ class WrittenLog:
         admin = AdminClient({"bootstrap.servers": servers})
         for future in admin.create_topics(topics).values():
             future.result(WAIT_S)
-        self._plain = Producer({"bootstrap.servers": servers, "acks": "all"})
+        self._plain = Producer({"bootstrap.servers": servers, "enable.idempotence": True})
         self._master = self._producer("master")
         formed = ClusterFormed(
             cluster_id="c",

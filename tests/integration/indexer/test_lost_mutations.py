@@ -267,7 +267,13 @@ def test_a_log_that_was_cut_off_is_told_by_its_records(
     queue, faults, passed = MutationQueue(), list[str](), list[int]()
 
     def write(count: int) -> None:
-        producer = Producer({"bootstrap.servers": own_broker.bootstrap_servers, "log_level": 2})
+        producer = Producer(
+            {
+                "bootstrap.servers": own_broker.bootstrap_servers,
+                "log_level": 2,
+                "enable.idempotence": True,
+            }
+        )
         for _ in range(count):
             producer.produce(name, b"no record", partition=1)
             producer.flush(20)
