@@ -39,7 +39,8 @@ class BackIndex:
     """Reads and writes records of the back-index, and knows the lives of indexes."""
 
     def __init__(self) -> None:
-        self._lives: dict[int, int] = {}
+        self.lives: dict[int, int] = {}
+        """Of each index that is held."""
         self._indexes: dict[int, int] = {}
         self._last_life = 0
         self._swept_to: bytes | None = None
@@ -47,7 +48,7 @@ class BackIndex:
 
     def load(self, database: Any) -> None:
         """Find out which lives there are. Raises StorageError."""
-        self._lives.clear()
+        self.lives.clear()
         self._indexes.clear()
         for key, value in database.scan(LIFE):
             (index_id,) = INDEX_KEY.unpack(key[len(LIFE) :])
@@ -57,7 +58,7 @@ class BackIndex:
         self._swept_to = BEGIN if database.scan(UNSWEPT) else None
 
     def _live(self, index_id: int, life: int) -> None:
-        self._lives[index_id] = life
+        self.lives[index_id] = life
         self._indexes[life] = index_id
         self._last_life = max(self._last_life, life)
 
@@ -70,7 +71,7 @@ class BackIndex:
 
     def end(self, batch: Any, index_id: int, *, had_entries: bool) -> None:
         """An index is not held any more; what it had is to be swept."""
-        before = self._lives.pop(index_id, None)
+        before = self.lives.pop(index_id, None)
         if before is not None:
             del self._indexes[before]
             batch.delete(LIFE + INDEX_KEY.pack(index_id))
@@ -82,15 +83,14 @@ class BackIndex:
         self._swept_to = BEGIN
         batch.put(UNSWEPT, b"")
 
-    def life(self, index_id: int) -> int:
-        """Return the life of an index that is held."""
-        return self._lives[index_id]
-
     def read(self, raw: bytes) -> Entries:
         """Return the entries that count of a record."""
         found: Entries = {}
         at, end, head, size = 0, len(raw), BACK_HEAD.unpack_from, BACK_HEAD.size
         indexes = self._indexes
+        life, length, _, _ = head(raw)
+        if size + length == end:  # It is the only one, as most are.
+            return {} if (index_id := indexes.get(life)) is None else {index_id: raw}
         while at < end:
             life, length, _, _ = head(raw, at)
             after = at + size + length

@@ -54,6 +54,9 @@ MARK_KEY = struct.Struct(">QH")
 NUMBER_KEY = struct.Struct(">H")
 SEQNO = struct.Struct(">Q")
 BACK_HEAD = struct.Struct(">IHQI")
+PIECE = slice(14, 18)
+SEVERAL = struct.pack(">I", MANY)
+"""Where the slice lies in an entry of the back-index, and what is there if it has several keys."""
 LIFE_VALUE = struct.Struct(">I")
 OFFSET_VALUE = struct.Struct(">qi")
 OLD_OFFSET_VALUE = struct.Struct(">q")
@@ -151,11 +154,6 @@ def entry_of(record: bytes, life: int) -> bytes | None:
             return record[at:after]
         at = after
     return None
-
-
-def has_several(entry: bytes) -> bool:
-    """Tell whether an entry names several keys."""
-    return len(entry) > BACK_HEAD.size and bool(BACK_HEAD.unpack_from(entry)[3] == MANY)
 
 
 def cut_down(entry: bytes, pieces: Container[int]) -> bytes | None:

@@ -119,17 +119,21 @@ class VbucketProgress:
         self.condition = CONDITIONS[cause][self.condition]
 
     def pack(self) -> bytes:
+        (projector, connection), (of_catchup, number) = self.owner, self.catchup
+        floor = self.floor if self.floor > self.partial else self.partial
         return RECORD.pack(
             self.number,
-            *self.owner,
+            projector,
+            connection,
             self.vbuuid,
             self.seqno,
             self.condition,
             self.begun,
             self.reached,
             self.synced,
-            max(self.floor, self.partial),
-            *self.catchup,
+            floor,
+            of_catchup,
+            number,
         )
 
     @classmethod

@@ -21,7 +21,7 @@ from coordinator.core.model.stream_records import StabilityTimestamp
 from coordinator.core.model.types import Seqno
 from coordinator.core.model.vectors import Vector
 from indexer_sim.bucket.database import Moment
-from indexer_sim.bucket.entries import has_several, places_in
+from indexer_sim.bucket.entries import PIECE, SEVERAL, places_in
 from indexer_sim.bucket.leases import Leases
 from indexer_sim.bucket.progress import ORPHANED, WHOLE
 from indexer_sim.bucket.tracker import NEVER, Tracker
@@ -53,17 +53,20 @@ class Undo(NamedTuple):
     before: bytes | None
     after: bytes | None
 
-    @property
-    def size(self) -> int:
-        """The bytes that this takes, about; each of several keys takes more in an overlay."""
-        sides = [side for side in (self.before, self.after) if side is not None]
-        several = sum(len(places_in(side)) for side in sides if has_several(side))
-        places = sum(map(len, sides))
-        return UNDO_BYTES + len(self.document) + places + OVERLAID_BYTES * several
 
-
-def size_of(changes: Iterable[Undo]) -> int:
-    return sum(change.size for change in changes)
+def sizes_of(changes: Iterable[Undo]) -> list[int]:
+    """Return the bytes that each change takes, about; each of several keys takes more in an
+    overlay."""
+    found: list[int] = []
+    for _, _, _, document, before, after in changes:
+        size = UNDO_BYTES + len(document)
+        for side in (before, after):
+            if side is not None:
+                size += len(side)
+                if side[PIECE] == SEVERAL:
+                    size += OVERLAID_BYTES * len(places_in(side))
+        found.append(size)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,8 @@ class Timeline:
         """Older snapshots that scans still page through, and newer ones."""
         self._undo_bytes_max, self._kept_max = undo_bytes_max, kept_max
         self._changes: deque[Undo] = deque()
+        self._sizes: deque[int] = deque()
+        """How many bytes each of these changes takes, and all of them."""
         self._bytes = 0
         self._passed: dict[int, list[Undo]] = {}
         """By snapshot: the changes between the one before it and it, in order."""
@@ -108,13 +113,16 @@ class Timeline:
     def add(self, changes: Iterable[Undo]) -> None:
         """Note what was applied; the oldest is forgotten if it is too much."""
         made = tuple(changes)
+        sizes = sizes_of(made)
         self._changes.extend(made)
-        self._bytes += size_of(made)
+        self._sizes.extend(sizes)
+        self._bytes += sum(sizes)
+        floors = self._floors
         while self._bytes > self._undo_bytes_max:
-            oldest = self._changes.popleft()
-            self._bytes -= oldest.size
-            floor = self._floors.get(oldest.vbucket, 0)
-            self._floors[oldest.vbucket] = max(floor, oldest.seqno)
+            vbucket, seqno, *_ = self._changes.popleft()
+            self._bytes -= self._sizes.popleft()
+            if seqno > floors.get(vbucket, 0):
+                floors[vbucket] = seqno
 
     def forget(self, indexes: Collection[int]) -> None:
         """These indexes begin from nothing: what was in them before is not to come back, nor to be
@@ -225,7 +233,8 @@ class Timeline:
     def _keep(self, changes: Iterable[Undo]) -> None:
         """These changes are left."""
         self._changes = deque(changes)
-        self._bytes = size_of(self._changes)
+        self._sizes = deque(sizes_of(self._changes))
+        self._bytes = sum(self._sizes)
 
     def available(self) -> dict[int, Stable]:
         """Return the snapshots that can be read, by number."""
@@ -236,7 +245,7 @@ class Timeline:
         kept = {stable.number for stable in self.kept}
         left = self._undo_bytes_max
         for number in sorted(self._passed, reverse=True):
-            left -= size_of(self._passed[number])
+            left -= sum(sizes_of(self._passed[number]))
             if number not in kept or left < 0:
                 del self._passed[number]
 

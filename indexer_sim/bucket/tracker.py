@@ -760,8 +760,12 @@ class Tracker:
             if kind < DOCUMENT:
                 placed = placed_before(item)
             others = kind == DOCUMENT
-            if not others and not any(indexes[place[0]] in guarded for place in placed):
-                continue
+            if not others:
+                for place in placed:
+                    if indexes[place[0]] in guarded:
+                        break
+                else:
+                    continue
             if number > progress.seqno and number > progress.floor:
                 progress.floor = number
                 self.dirty.progress.add(vbucket)

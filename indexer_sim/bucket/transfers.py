@@ -196,7 +196,7 @@ class Giving:
             transfer = Transfer(
                 1 + secrets.randbits(NUMBER_BITS),
                 ask.index,
-                bucket.back_index.life(ask.index),
+                bucket.back_index.lives[ask.index],
                 frozenset(ask.slices),
                 bucket.database.moment(),
             )

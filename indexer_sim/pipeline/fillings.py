@@ -238,7 +238,7 @@ class Fillings:
         return bucket.tracker.attached(part.id)
 
     def life_of(self, bucket: Bucket, index_id: int) -> Life:
-        shard, life = bucket.shards[index_id], bucket.back_index.life(index_id)
+        shard, life = bucket.shards[index_id], bucket.back_index.lives[index_id]
         return self._storage.epoch, bucket.rolled_back, shard, life
 
     def _give_up(self, filling: Filling, why: str) -> None:

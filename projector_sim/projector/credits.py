@@ -9,7 +9,7 @@ How much may be on its way follows from how long it takes to get there, as in co
 by delay (LEDBAT, RFC 6817): maintenance waits behind what is on its way, so a backfill keeps that
 short. Where indexers keep up, the window grows; where a mark takes longer than the goal, it
 shrinks. So backfills have what maintenance leaves, and a write is seen soon while an index is
-built.
+built. Where nobody writes nobody waits: then the window may be larger, for it costs less so.
 
 Without this, a backfill runs ahead of its indexers for as long as Kafka takes it. In the end Kafka
 deletes what was not read yet, and the backfill begins anew, for ever.
@@ -28,6 +28,9 @@ FIRST_BYTES, LEAST_BYTES = 1024 * 1024, 256 * 1024
 
 GOAL_MS = 200
 """So long a mark may be on its way: what a write waits for a backfill, about."""
+
+QUIET_BYTES, QUIET_MS = 4 * 1024 * 1024, 5_000
+"""So much may be on its way in any case, once no document was written for so long."""
 
 PATIENCE_MS = 10_000
 """A mark that is older counts as read: a host that reads nothing must not stop the others."""
@@ -67,8 +70,13 @@ class Credit:
         self._marks.append(Mark(ordinal, self._unmarked, now_ms))
         self._unmarked = 0
 
-    def settle(self, connection: int, read: int | None, now_ms: int) -> None:
-        """Note up to which ordinal all hosts have read maintenance; None: there are none."""
+    def settle(
+        self, connection: int, read: int | None, now_ms: int, *, is_quiet: bool = False
+    ) -> None:
+        """Note up to which ordinal all hosts have read maintenance; None: there are none.
+
+        `is_quiet`: for QUIET_MS nothing was to be maintained.
+        """
         self._follow(connection)
         while self._marks and (
             read is None
@@ -78,17 +86,17 @@ class Credit:
             mark = self._marks.popleft()
             self._on_its_way -= mark.size
             if read is not None:
-                self._adapt(mark, now_ms)
+                self._adapt(mark, now_ms, QUIET_BYTES if is_quiet else LEAST_BYTES)
 
-    def _adapt(self, mark: Mark, now_ms: int) -> None:
+    def _adapt(self, mark: Mark, now_ms: int, least_bytes: int) -> None:
         """Let the window grow by what came in time; shrink it, once for all that was under way."""
         took_ms = now_ms - mark.since_ms
-        if took_ms <= GOAL_MS:
+        if took_ms <= GOAL_MS or self.window_bytes < least_bytes:
             self.window_bytes = min(WINDOW_BYTES, self.window_bytes + mark.size // 2)
         elif mark.since_ms > self._shrunk_ms:
             self._shrunk_ms = now_ms
             wanted = max(self.window_bytes // 2, self.window_bytes * GOAL_MS // took_ms)
-            self.window_bytes = max(LEAST_BYTES, wanted)
+            self.window_bytes = max(least_bytes, wanted)
 
     def _follow(self, connection: int) -> None:
         """Marks in another connection mean nothing: nobody tells of them any more."""

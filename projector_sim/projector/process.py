@@ -50,7 +50,7 @@ from coordinator.runtime.private_files import keep_private
 from coordinator.runtime.signals import ignore_stops, on_stop
 from coordinator.runtime.threads import ThreadEndedError, Threads
 from projector_sim.projector.connection_runs import Run
-from projector_sim.projector.credits import Credit
+from projector_sim.projector.credits import QUIET_MS, Credit
 from projector_sim.projector.data_sink import DataSink
 from projector_sim.projector.evaluation_plan import Route, Routes
 from projector_sim.projector.router import GARBAGE, FrameError, Router
@@ -120,6 +120,8 @@ class Line:
     """Something may wait to be sent."""
     pace: Pace = field(default_factory=Pace)
     credit: Credit = field(default_factory=Credit)
+    written_ms: int = 0
+    """When it last brought a document."""
 
     @property
     def is_of_moves(self) -> bool:
@@ -498,6 +500,8 @@ class Projector:
                     line.run.heard_ms = _mono_ms()
             if len(line.run.refused) > refused:
                 self._roll_back(line.run, tuple(line.run.refused)[refused:])
+            if router.documents != before:
+                line.written_ms = _mono_ms()
             now = time.monotonic()
             is_slow = line.is_of_moves and not self.planner.keeps_others_waiting(line.run)
             per_s = self._moving.documents_per_s if is_slow else 0
@@ -515,19 +519,24 @@ class Projector:
         """Tell whether more may be sent: not too fast, and not too far ahead of the indexers."""
         credit = line.credit
         if credit.is_waiting:
-            source, now_ms = self.planner.carrier(line.run), _mono_ms()
+            source, beside, now_ms = *self._carrier(line), _mono_ms()
             read = self.planner.read_by_hosts(line.run, now_ms)
-            credit.settle(source.connection if source is not None else 0, read, now_ms)
+            is_quiet = beside is None or now_ms - beside.written_ms >= QUIET_MS
+            connection = source.connection if source is not None else 0
+            credit.settle(connection, read, now_ms, is_quiet=is_quiet)
         return line.pace.due_s <= time.monotonic() and not credit.is_spent
+
+    def _carrier(self, line: Line) -> tuple[Run | None, Line | None]:
+        """Return the maintenance beside which a line is sent, and its own line."""
+        source = self.planner.carrier(line.run)
+        return source, next((one for one in self._lines if one.run is source), None)
 
     def _mark(self, line: Line) -> None:
         """Have all hosts tell when they have read what was sent so far."""
-        source = self.planner.carrier(line.run)
-        beside = next((one for one in self._lines if one.run is source), None)
+        source, beside = self._carrier(line)
         if source is None or beside is None:
             line.credit.clear()
             return
-        line.router.flush()
         line.credit.mark(source.connection, source.ordinal, _mono_ms())
         beside.router.probe()
 

@@ -4313,8 +4313,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "several-keys-weigh-as-one",
         "indexer_sim/bucket/snapshots.py",
-        "return UNDO_BYTES + len(self.document) + places + OVERLAID_BYTES * several",
-        "return UNDO_BYTES + len(self.document) + places",
+        "size += OVERLAID_BYTES * len(places_in(side))",
+        "pass",
         "tests/unit/indexer_sim/test_settlement.py",
     ),
     Mutant(
@@ -4474,8 +4474,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "changes-to-undo-are-counted-but-not-their-bytes",
         "indexer_sim/bucket/snapshots.py",
-        "return UNDO_BYTES + len(self.document) + places + OVERLAID_BYTES * several",
-        "return UNDO_BYTES",
+        "                size += len(side)\n",
+        "",
         "tests/unit/indexer_sim/test_snapshots.py",
     ),
     Mutant(
@@ -4610,8 +4610,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what-fills-nothing-raises-a-floor",
         "indexer_sim/bucket/tracker.py",
-        "if not others and not any(indexes[place[0]] in guarded for place in placed):",
-        "if False:",
+        "                    if indexes[place[0]] in guarded:\n                        break\n",
+        "                    break\n",
         "tests/unit/indexer_sim/test_tracker.py",
     ),
     Mutant(
@@ -5009,9 +5009,23 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-window-never-shrinks",
         "projector_sim/projector/credits.py",
-        "        if took_ms <= GOAL_MS:",
+        "        if took_ms <= GOAL_MS or self.window_bytes < least_bytes:",
         "        if True:",
         "tests/unit/projector_sim/test_credits.py",
+    ),
+    Mutant(
+        "where-nobody-writes-a-window-shrinks-as-where-somebody-does",
+        "projector_sim/projector/credits.py",
+        "QUIET_BYTES if is_quiet else LEAST_BYTES)",
+        "LEAST_BYTES)",
+        "tests/unit/projector_sim/test_credits.py",
+    ),
+    Mutant(
+        "what-is-kept-for-undoing-is-not-counted-out",
+        "indexer_sim/bucket/snapshots.py",
+        "self._bytes -= self._sizes.popleft()",
+        "self._sizes.popleft()",
+        "tests/unit/indexer_sim/test_snapshots.py",
     ),
     Mutant(
         "a-window-shrinks-for-each-mark-of-a-round",

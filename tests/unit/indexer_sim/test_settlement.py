@@ -23,7 +23,7 @@ from indexer_sim.bucket.entries import (
     UNSWEPT,
     places_in,
 )
-from indexer_sim.bucket.snapshots import OVERLAID_BYTES, taken_back
+from indexer_sim.bucket.snapshots import OVERLAID_BYTES, sizes_of, taken_back
 from indexer_sim.bucket.tracker import NO_INDEX, Change, Scope
 from tests.support.sizes import counted, scanned
 
@@ -226,9 +226,9 @@ def test_several_keys_weigh_as_much_as_they_take_in_a_snapshot(bucket: Bucket) -
     bucket.apply([told(2, b"d", (1, 0, b"a"))], {})
     bucket.apply([told(3, b"d", (1, 0, b"b"))], {})
     made, gone, plain = bucket.timeline._changes
-    assert made.size > 500 * OVERLAID_BYTES
-    assert gone.size > 500 * OVERLAID_BYTES
-    assert plain.size < 1_000
+    assert sizes_of([made])[0] > 500 * OVERLAID_BYTES
+    assert sizes_of([gone])[0] > 500 * OVERLAID_BYTES
+    assert sizes_of([plain])[0] < 1_000
 
 
 @pytest.mark.parametrize("damage", [b"\0", b"\0\1\0\5abc", b"\0\1\0\1ab"])

@@ -10,6 +10,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coordinator.core.keys.collation import EVERYTHING, Bounds
 from coordinator.core.keys.key_versions import (
@@ -40,6 +42,7 @@ from indexer_sim.bucket.snapshots import (
     Timeline,
     Undo,
     overlaid,
+    sizes_of,
     taken_back,
 )
 from indexer_sim.bucket.storage import Storage
@@ -230,17 +233,40 @@ def test_large_changes_fill_what_is_kept_for_undoing_as_many_small_ones_do() -> 
     large = Undo(0, 1, INDEX, b"d", b"k" * 4_000, b"k" * 4_000)
     small = large._replace(before=None, after=None)
     timeline.add([large._replace(seqno=n) for n in range(1, 40)])
-    assert len(timeline._changes) == 100_000 // large.size
+    assert len(timeline._changes) == 100_000 // sizes_of([large])[0]
     timeline.add([small._replace(seqno=n) for n in range(40, 400)])
-    assert len(timeline._changes) == 100_000 // small.size
+    assert len(timeline._changes) == 100_000 // sizes_of([small])[0]
     timeline.forget({INDEX})
     timeline.add([large])
     assert len(timeline._changes) == 1
 
 
+@given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 400)), max_size=8)))
+def test_what_is_kept_for_undoing_are_the_newest_changes_that_fit(
+    batches: list[list[tuple[int, int]]],
+) -> None:
+    """Whatever was forgotten of a vbucket, nothing up to it can be undone."""
+    timeline, made = Timeline(undo_bytes_max=2_000), list[Undo]()
+    for batch in batches:
+        more = [
+            Undo(vbucket, len(made) + n, INDEX, b"d", None, b"k" * size)
+            for n, (vbucket, size) in enumerate(batch, 1)
+        ]
+        made += more
+        timeline.add(more)
+        kept = list(timeline._changes)
+        lost = made[: len(made) - len(kept)]
+        assert lost + kept == made
+        assert sum(sizes_of(kept)) <= 2_000
+        assert not lost or sum(sizes_of([lost[-1], *kept])) > 2_000
+        assert timeline._floors == {c.vbucket: c.seqno for c in lost}
+        if len(made) % 3 == 0:
+            timeline.forget({INDEX + 1})
+
+
 def test_after_going_back_as_much_can_be_undone_as_ever() -> None:
     small = Undo(0, 1, INDEX, b"d", None, None)
-    timeline = Timeline(undo_bytes_max=10 * small.size)
+    timeline = Timeline(undo_bytes_max=10 * sizes_of([small])[0])
     timeline.add([small] * 10)
     timeline.go_back(None)
     timeline.add([small] * 10)

@@ -9,6 +9,7 @@ from projector_sim.projector.credits import (
     GOAL_MS,
     LEAST_BYTES,
     PATIENCE_MS,
+    QUIET_BYTES,
     WINDOW_BYTES,
     Credit,
 )
@@ -103,6 +104,31 @@ def test_the_window_has_a_least_size_and_none_shrinks_it_where_nobody_reads() ->
     credit = spent()
     credit.settle(HERE, None, PATIENCE_MS)
     assert credit.window_bytes == WINDOW
+
+
+def late(credit: Credit, number: int, *, is_quiet: bool) -> None:
+    """Send all that may be on its way; it comes far too late."""
+    credit.spend(credit._total + credit.window_bytes)
+    since_ms = number * 20 * GOAL_MS
+    credit.mark(HERE, number, since_ms)
+    assert credit.is_spent
+    credit.settle(HERE, number + 1, since_ms + 10 * GOAL_MS, is_quiet=is_quiet)
+
+
+def test_where_nobody_writes_the_window_grows_to_a_size_whatever_that_takes() -> None:
+    credit = Credit()
+    for number in range(10):
+        before = credit.window_bytes
+        late(credit, number, is_quiet=True)
+        assert credit.window_bytes > before or before >= QUIET_BYTES
+    assert QUIET_BYTES <= credit.window_bytes < WINDOW_BYTES
+
+
+def test_once_somebody_writes_the_window_is_as_small_as_ever() -> None:
+    credit = Credit(QUIET_BYTES)
+    for number in range(1, 5):
+        late(credit, number, is_quiet=False)
+        assert credit.window_bytes == max(LEAST_BYTES, QUIET_BYTES >> number)
 
 
 @given(st.lists(st.tuples(st.integers(1, 3 * STEP), st.booleans()), max_size=60))
