@@ -6,7 +6,9 @@ all moments.
 
 from __future__ import annotations
 
+import resource
 import threading
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from weakref import WeakSet
 
 from rocksdict import (
     BlockBasedOptions,
+    Cache,
     DbClosedError,
     DBCompressionType,
     Options,
@@ -27,7 +30,13 @@ LEVEL_0_FILES = 16
 """So many files gather before they are merged: documents come in any order of keys, so that each
 merge writes all of the next level again. Reading looks at a few more of them."""
 
-OPEN_FILES_MAX = 32
+OPEN_FILES_MAX = min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+"""Of one database. With fewer than it has, each look-up may open a file and read its index: with 32
+a look-up among 1,500,000 documents took half as long again."""
+
+BLOCK_CACHE_BYTES = 64 * 1024 * 1024
+"""Of all databases of a process together."""
+
 DAMAGE = ("Corruption", "No such file")
 """What RocksDB says of files that are not what it wrote."""
 
@@ -224,8 +233,14 @@ def _options() -> Options:
     options.set_compression_type(DBCompressionType.lz4())
     tables = BlockBasedOptions()
     tables.set_bloom_filter(BLOOM_BITS, False)
+    tables.set_block_cache(_block_cache())
     options.set_block_based_table_factory(tables)
     options.set_level_zero_file_num_compaction_trigger(LEVEL_0_FILES)
     options.set_level_zero_slowdown_writes_trigger(2 * LEVEL_0_FILES)
     options.set_level_zero_stop_writes_trigger(3 * LEVEL_0_FILES)
     return options
+
+
+@cache
+def _block_cache() -> Cache:
+    return Cache(BLOCK_CACHE_BYTES)
