@@ -86,6 +86,8 @@ class BackIndex:
     def read(self, raw: bytes) -> Entries:
         """Return the entries that count of a record."""
         found: Entries = {}
+        if not raw:
+            return found
         at, end, head, size = 0, len(raw), BACK_HEAD.unpack_from, BACK_HEAD.size
         indexes = self._indexes
         life, length, _, _ = head(raw)

@@ -30,9 +30,12 @@ LEVEL_0_FILES = 16
 """So many files gather before they are merged: documents come in any order of keys, so that each
 merge writes all of the next level again. Reading looks at a few more of them."""
 
-OPEN_FILES_MAX = min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-"""Of one database. With fewer than it has, each look-up may open a file and read its index: with 32
-a look-up among 1,500,000 documents took half as long again."""
+OPEN_FILES = range(32, 512 + 1)
+"""So many files of one database are open at most. With fewer than it has, each look-up may open a
+file and read its index: with 32 a look-up among 1,500,000 documents took half as long again."""
+
+DATABASES = 32
+"""So many databases may take all files that a process may open; with more, it takes large ones."""
 
 BLOCK_CACHE_BYTES = 64 * 1024 * 1024
 """Of all databases of a process together."""
@@ -224,7 +227,10 @@ def _code(error: Exception, otherwise: str) -> str:
 
 
 def _options() -> Options:
-    options = rocksdb.options_of(write_buffer_bytes=WRITE_BUFFER_BYTES, files_max=OPEN_FILES_MAX)
+    files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    options = rocksdb.options_of(
+        write_buffer_bytes=WRITE_BUFFER_BYTES, files_max=open_files_of(files_max)
+    )
     options.set_arena_block_size(64 * 1024)
     options.set_max_write_buffer_number(2)
     options.set_max_total_wal_size(4 * WRITE_BUFFER_BYTES)
@@ -244,3 +250,10 @@ def _options() -> Options:
 @cache
 def _block_cache() -> Cache:
     return Cache(BLOCK_CACHE_BYTES)
+
+
+def open_files_of(files_max: int) -> int:
+    """Return how many files of one database may be open, in a process that may open so many."""
+    if files_max == resource.RLIM_INFINITY:
+        return OPEN_FILES[-1]
+    return min(max(files_max // DATABASES, OPEN_FILES[0]), OPEN_FILES[-1])

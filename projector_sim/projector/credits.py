@@ -30,7 +30,8 @@ GOAL_MS = 200
 """So long a mark may be on its way: what a write waits for a backfill, about."""
 
 QUIET_BYTES, QUIET_MS = 4 * 1024 * 1024, 5_000
-"""So much may be on its way in any case, once no document was written for so long."""
+"""So much may be on its way in any case, once a projector has had no document to maintain, of any
+bucket, for so long."""
 
 PATIENCE_MS = 10_000
 """A mark that is older counts as read: a host that reads nothing must not stop the others."""

@@ -120,8 +120,6 @@ class Line:
     """Something may wait to be sent."""
     pace: Pace = field(default_factory=Pace)
     credit: Credit = field(default_factory=Credit)
-    written_ms: int = 0
-    """When it last brought a document."""
 
     @property
     def is_of_moves(self) -> bool:
@@ -212,6 +210,8 @@ class Projector:
             else None
         )
         self._topics: TopicSource | None = None
+        self._written_ms = _mono_ms()
+        """When a document was last to be maintained, of any bucket: all go through one topic."""
         self._dirty = True
         self._planned_s = 0.0
         self._served_s = 0.0
@@ -500,8 +500,8 @@ class Projector:
                     line.run.heard_ms = _mono_ms()
             if len(line.run.refused) > refused:
                 self._roll_back(line.run, tuple(line.run.refused)[refused:])
-            if router.documents != before:
-                line.written_ms = _mono_ms()
+            if line.run.kind == MAINTENANCE and router.documents != before:
+                self._written_ms = _mono_ms()
             now = time.monotonic()
             is_slow = line.is_of_moves and not self.planner.keeps_others_waiting(line.run)
             per_s = self._moving.documents_per_s if is_slow else 0
@@ -519,21 +519,17 @@ class Projector:
         """Tell whether more may be sent: not too fast, and not too far ahead of the indexers."""
         credit = line.credit
         if credit.is_waiting:
-            source, beside, now_ms = *self._carrier(line), _mono_ms()
+            source, now_ms = self.planner.carrier(line.run), _mono_ms()
             read = self.planner.read_by_hosts(line.run, now_ms)
-            is_quiet = beside is None or now_ms - beside.written_ms >= QUIET_MS
+            is_quiet = now_ms - self._written_ms >= QUIET_MS
             connection = source.connection if source is not None else 0
             credit.settle(connection, read, now_ms, is_quiet=is_quiet)
         return line.pace.due_s <= time.monotonic() and not credit.is_spent
 
-    def _carrier(self, line: Line) -> tuple[Run | None, Line | None]:
-        """Return the maintenance beside which a line is sent, and its own line."""
-        source = self.planner.carrier(line.run)
-        return source, next((one for one in self._lines if one.run is source), None)
-
     def _mark(self, line: Line) -> None:
         """Have all hosts tell when they have read what was sent so far."""
-        source, beside = self._carrier(line)
+        source = self.planner.carrier(line.run)
+        beside = next((one for one in self._lines if one.run is source), None)
         if source is None or beside is None:
             line.credit.clear()
             return

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from coordinator.core.model.types import Seqno, Vbuuid
 from indexer_sim.bucket import progress
 from indexer_sim.bucket.progress import (
     BEGUN_ABOVE,
@@ -85,3 +87,22 @@ def test_only_the_table_changes_a_condition() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
             assert not stored or node.attr != "condition" or path == own, f"{path}:{node.lineno}"
+
+
+def test_what_is_packed_is_what_is_unpacked() -> None:
+    """But for what is partial, which is a floor then."""
+    made = VbucketProgress(
+        number=1,
+        owner=(2, 3),
+        vbuuid=Vbuuid(2**64 - 4),
+        seqno=Seqno(5),
+        condition=GAP,
+        begun=Seqno(6),
+        reached=Seqno(7),
+        synced=Seqno(8),
+        floor=Seqno(9),
+        catchup=(10, 11),
+    )
+    assert VbucketProgress.unpack(made.pack()) == made
+    made.partial = Seqno(12)
+    assert VbucketProgress.unpack(made.pack()) == replace(made, floor=12, partial=Seqno(0))

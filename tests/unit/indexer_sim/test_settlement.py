@@ -12,6 +12,7 @@ from rocksdict import WriteBatch
 from coordinator.core.keys.key_versions import MANY, NO_SLICE, ItemsError, pack_many
 from coordinator.core.model.types import Seqno
 from indexer_sim.bucket import back_index
+from indexer_sim.bucket.back_index import BackIndex
 from indexer_sim.bucket.bucket import Bucket
 from indexer_sim.bucket.entries import (
     BACK,
@@ -377,3 +378,7 @@ def _places(chance: Random) -> list[tuple[int, bytes]]:
         return [(chance.choice((NO_SLICE, 0, 1)), b"k" * chance.randrange(4))]
     some = [(chance.choice((0, 1, 7)), b"k" * n) for n in range(chance.randrange(2, 5))]
     return some * chance.choice((1, 1, 2))
+
+
+def test_an_empty_record_of_the_back_index_says_nothing() -> None:
+    assert BackIndex().read(b"") == {}

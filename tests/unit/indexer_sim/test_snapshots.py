@@ -260,8 +260,19 @@ def test_what_is_kept_for_undoing_are_the_newest_changes_that_fit(
         assert sum(sizes_of(kept)) <= 2_000
         assert not lost or sum(sizes_of([lost[-1], *kept])) > 2_000
         assert timeline._floors == {c.vbucket: c.seqno for c in lost}
-        if len(made) % 3 == 0:
-            timeline.forget({INDEX + 1})
+        assert list(timeline._sizes) == sizes_of(kept)
+
+
+def test_what_is_forgotten_makes_room_for_as_much() -> None:
+    one = Undo(0, 1, INDEX, b"d", None, None)
+    timeline = Timeline(undo_bytes_max=10 * sizes_of([one])[0])
+    timeline.add([one._replace(index_id=INDEX + n % 2, before=b"k" * n) for n in range(8)])
+    for left in ({INDEX}, {INDEX + 1}):
+        timeline.forget(left)
+        assert list(timeline._sizes) == sizes_of(timeline._changes)
+        assert timeline._bytes == sum(timeline._sizes)
+    timeline.add([one] * 10)
+    assert len(timeline._changes) == 10
 
 
 def test_after_going_back_as_much_can_be_undone_as_ever() -> None:

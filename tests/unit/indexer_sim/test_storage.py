@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from rocksdict import WriteBatch
 
 from coordinator.core.model.types import Seqno
-from indexer_sim.bucket.database import StorageError
+from indexer_sim.bucket.database import StorageError, open_files_of
 from indexer_sim.bucket.entries import FORMAT, entries_prefix
 from indexer_sim.bucket.names import bucket_name, folder_name
 from indexer_sim.bucket.reserve import Reserve
@@ -301,3 +302,8 @@ def test_no_reserve_is_taken_from_a_disk_that_has_little_left(tmp_path: Path) ->
     reserve = Reserve(tmp_path / "reserve", 1 << 60)
     assert not reserve.allocate()
     assert not reserve.path.exists()
+
+
+def test_as_many_files_are_open_as_many_databases_may_have_together() -> None:
+    assert [open_files_of(n) for n in (256, 1_024, 4_096, 20_000)] == [32, 32, 128, 512]
+    assert open_files_of(resource.RLIM_INFINITY) == 512
