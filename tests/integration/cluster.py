@@ -689,6 +689,11 @@ def _unmount(folder: Path) -> None:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
+ORDERED = {"acks": "all", "max.in.flight.requests.per.connection": 1}
+"""Settings of a producer that keeps the order of records, and may outlive a log that is cut off: an
+idempotent one could write nothing more."""
+
+
 def read_partition(servers: str, topic: str, partition: int = 0) -> list[Message]:
     """Return all committed records of a partition, up to its last stable offset.
 

@@ -38,6 +38,7 @@ from coordinator.core.model.stream_records import (
 from coordinator.core.model.vectors import Vector
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.topics import HW, MUTATIONS, STABILITY, STREAM_PARTITIONS, topic_name
+from tests.integration.cluster import ORDERED
 from tests.integration.indexer_process import INDEXER, Cluster, until
 from tests.support.indexes import make_index
 
@@ -68,7 +69,7 @@ class Sender:
                 "bootstrap.servers": cluster.bootstrap_servers,
                 "linger.ms": 2,
                 "log_level": 2,
-                "enable.idempotence": True,
+                **ORDERED,
             }
         )
 

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from coordinator.kafka.topic_histories import TopicHistories, vbuuid_of
-from tests.integration.cluster import DEADLINE_S, Cluster, wait_until
+from tests.integration.cluster import DEADLINE_S, ORDERED, Cluster, wait_until
 from tests.integration.data_plane import DataPlane
 from tests.support.oracle import Document
 
@@ -38,7 +38,7 @@ class TopicPlane(DataPlane):
         self.held: dict[str, Document] = {}
         self.admin = AdminClient({"bootstrap.servers": cluster.servers, "log_level": 2})
         self.make_topic(partitions, config, replicas)
-        self.producer = Producer({"bootstrap.servers": cluster.servers, "enable.idempotence": True})
+        self.producer = Producer({"bootstrap.servers": cluster.servers, **ORDERED})
         with cluster.client() as client:
             client.add_bucket(bucket, topic=self.topic, **(source or {}))
 

@@ -21,6 +21,7 @@ from coordinator.kafka.history_tail import NEEDED
 from coordinator.kafka.producers import statecontext_record
 from coordinator.kafka.settings import BASE_HEADER, Base
 from coordinator.kafka.topics import COMMIT, HISTORY, SNAPSHOTS, STATECONTEXT, topic_name
+from tests.integration.cluster import ORDERED
 
 CAS_BASE = 7
 WAIT_S = 90.0
@@ -42,7 +43,7 @@ class WrittenLog:
         admin = AdminClient({"bootstrap.servers": servers})
         for future in admin.create_topics(topics).values():
             future.result(WAIT_S)
-        self._plain = Producer({"bootstrap.servers": servers, "enable.idempotence": True})
+        self._plain = Producer({"bootstrap.servers": servers, **ORDERED})
         self._master = self._producer("master")
         formed = ClusterFormed(
             cluster_id="c",

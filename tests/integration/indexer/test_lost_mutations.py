@@ -25,6 +25,7 @@ from coordinator.kafka.topics import (
 )
 from coordinator.runtime.threads import Threads
 from indexer_sim.pipeline.mutation_reader import Lost, MutationQueue, MutationReader, Needed, Stand
+from tests.integration.cluster import ORDERED
 from tests.integration.indexer_bench import Bench
 from tests.integration.indexer_process import Cluster, Process, until
 from tests.integration.indexing import (
@@ -271,7 +272,7 @@ def test_a_log_that_was_cut_off_is_told_by_its_records(
             {
                 "bootstrap.servers": own_broker.bootstrap_servers,
                 "log_level": 2,
-                "enable.idempotence": True,
+                **ORDERED,
             }
         )
         for _ in range(count):
