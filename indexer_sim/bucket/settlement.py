@@ -16,11 +16,11 @@ from indexer_sim.bucket.back_index import BackIndex, Entries
 from indexer_sim.bucket.back_index import put as put_record
 from indexer_sim.bucket.entries import (
     BACK,
-    BACK_HEAD,
     NOTHING,
     SEQNO,
     cut_down,
     entries_prefix,
+    pack_back,
     pack_places,
     places_in,
     places_of,
@@ -56,8 +56,6 @@ class Settlement:
         moved: set[bytes] = set()
         put, delete = batch.put, batch.delete
         made, undo = tuple.__new__, undone.append
-        # All heads are packed and unpacked here, not by calls: a third of the time.
-        pack, unpack, size = BACK_HEAD.pack, BACK_HEAD.unpack_from, BACK_HEAD.size
         after: bytes | None
         for document, seqno, vbucket, placed, others, (logged, guarded), indexes in changes:
             entries = held.get(document)
@@ -77,10 +75,9 @@ class Settlement:
                     continue
                 before = entries.get(index_id)
                 if before is not None:
-                    _, _, old_seqno, old_piece = unpack(before)
+                    old_seqno, old_piece, old_key = unpack_back(before)
                     if seqno <= old_seqno:
                         continue
-                    old_key = before[size:]
                 if deleted and seqno <= deleted.get((index_id, document), 0):
                     continue
                 # Whoever sent it may not have known yet that the slice has gone from here.
@@ -91,7 +88,7 @@ class Settlement:
                     left = self._settle_many(batch, index_id, document, old, new, tallies)
                     after = pack_places(lives[index_id], seqno, left) if left else None
                 else:
-                    # The same for one place, which most have.
+                    # The same for one place, which most have: not by a call.
                     stays = before is not None and is_here and piece == old_piece and key == old_key
                     if before is not None and not stays and old_piece in here[index_id]:
                         tally = tallies.get((index_id, old_piece))
@@ -111,7 +108,7 @@ class Settlement:
                             tally.entries += 1
                             tally.contents += 2 * len(key) + len(document)
                             put(tally.prefix + key + document, NOTHING)
-                        after = pack(lives[index_id], len(key), seqno, piece) + key
+                        after = pack_back(lives[index_id], seqno, piece, key)
                 if after is not None:
                     entries[index_id] = after
                     moved.add(document)

@@ -101,7 +101,7 @@ class Timeline:
         self._undo_bytes_max, self._kept_max = undo_bytes_max, kept_max
         self._changes: deque[Undo] = deque()
         self._sizes: deque[int] = deque()
-        """How many bytes each of these changes takes, and all of them."""
+        """How many bytes each of these changes takes."""
         self._bytes = 0
         self._passed: dict[int, list[Undo]] = {}
         """By snapshot: the changes between the one before it and it, in order."""
