@@ -46,6 +46,7 @@ Alteration = Callable[[bytes], bytes]
 """Changes an answer on its way to the client, and leaves its length."""
 
 DUPLICATE_SEQUENCE_NUMBER = 46
+NO_ERROR = struct.pack(">h", 0)
 NO_TIME = struct.pack(">q", -1)
 
 
@@ -81,8 +82,9 @@ def as_duplicates(topic: str) -> Alteration:
 
     So answers one that has the records already, and has lost what it knew of their batches: it
     knows that they are duplicates, and not of what. Changed are error and offset of partition 0 in
-    the answer to a Produce request: the name with its length, one partition, its number; a time
-    of the append that is not said follows.
+    the answer to a Produce request that was carried out: the name with its length, one partition,
+    its number, no error; a time of the append that is not said follows. A request that the broker
+    refused (it leads no partition of a new topic yet) is repeated by the client, and stays so.
     """
     head = bytes((len(topic) + 1,)) + topic.encode() + bytes((2, 0, 0, 0, 0))
     body = struct.pack(">hq", DUPLICATE_SEQUENCE_NUMBER, -1)
@@ -90,7 +92,8 @@ def as_duplicates(topic: str) -> Alteration:
     def altered(data: bytes) -> bytes:
         at = data.find(head) + len(head)
         rest = data[at + len(body) :]
-        is_produced = at >= len(head) and rest.startswith(NO_TIME)
+        is_written = data[at : at + 2] == NO_ERROR
+        is_produced = at >= len(head) and is_written and rest.startswith(NO_TIME)
         return data[:at] + body + rest if is_produced else data
 
     return altered
