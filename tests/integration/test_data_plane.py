@@ -242,9 +242,9 @@ BACKFILL_DELAY_MS = 2_000
     "victim",
     [
         "indexer",
-        "node",
-        "projector",
-        # The mixture below kills it, too.
+        # The mixture below kills each of these, too.
+        pytest.param("node", marks=pytest.mark.matrix),
+        pytest.param("projector", marks=pytest.mark.matrix),
         pytest.param("kv", marks=pytest.mark.matrix),
     ],
 )
@@ -360,6 +360,11 @@ def _kill_indexer(plant: Cluster, plane: DataPlane, chance: random.Random) -> No
     _kill(plant.indexers[1 + chance.randrange(3)], plant)
 
 
+def _kill_node(plant: Cluster, plane: DataPlane, chance: random.Random) -> None:
+    _kill(plant.nodes[1], plant)
+    plant.master()
+
+
 def _kill_store(plant: Cluster, plane: DataPlane, chance: random.Random) -> None:
     _kill(plane.kv, plant)
 
@@ -397,6 +402,7 @@ STEPS: dict[str, Callable[[Cluster, DataPlane, random.Random], None]] = {
     "drop": _drop,
     "kill a projector": _kill_projector,
     "kill an indexer": _kill_indexer,
+    "kill the node": _kill_node,
     "kill the store": _kill_store,
     "pause a projector": _pause_projector,
     "lose an indexer's storage": _lose_storage,

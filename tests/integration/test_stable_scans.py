@@ -418,11 +418,13 @@ ASKED = "streams begin again"
 TOLD = {"closed": ASKED, "killed": ASKED, "no-end": ASKED, "begin-end": "begin_held"}
 """What Spark tells of a fault if nothing else happens: an answer to the master, or by itself."""
 
-ALONE = ""
-"""The victim of a fault beside which nobody is killed: `make test` has those, `make chaos` all."""
+QUICK = {("killed", ""), ("begin-end", ""), ("taken-over", "")}
+"""What `make test` has: a projector dies, streams are handed over with their records in disorder, a
+node of the store is replaced. `make chaos` has each fault beside each victim. What records alone
+can do is tested without a plant, too."""
 
 CASES = [
-    pytest.param(fault, victim, marks=[] if victim == ALONE else pytest.mark.matrix)
+    pytest.param(fault, victim, marks=[] if (fault, victim) in QUICK else pytest.mark.matrix)
     for victim in VICTIMS
     for fault in FAULTS
 ]
@@ -450,18 +452,20 @@ def test_after_a_fault_everything_is_stable_and_exact_again(
     assert took_s < (SPARK_BOUND_S if "spark" in victim else BOUND_S)
     assert plane.stability()[0] > before
     if not victim and fault in TOLD:
-        if TOLD[fault] == ASKED:
-            _repeat_until_asked(plane, fault, told)
+        _repeat_until_told(plane, fault, told)
         wait_until(lambda: TOLD[fault] in _reasons(plane, told), "Spark tells of it", ADVANCE_S)
 
 
-def _repeat_until_asked(plane: LoggedPlane, fault: str, since: int) -> None:
-    """A master asks an application that it has heard within the last second, and no other one."""
+def _repeat_until_told(plane: LoggedPlane, fault: str, since: int) -> None:
+    """A master asks an application that it has heard within the last second, and no other one; and
+    on a busy machine a BEGIN may come so late that it is not held for long enough."""
     for _ in range(3):
         with suppress(AssertionError):
-            wait_until(lambda: ASKED in _reasons(plane, since), "Spark was asked", 20)
+            wait_until(lambda: TOLD[fault] in _reasons(plane, since), "Spark tells of it", 20)
             return
-        FAULTS[fault](plane)
+        afterwards = FAULTS[fault](plane)
+        if afterwards is not None:
+            afterwards()
         is_well(plane)
 
 

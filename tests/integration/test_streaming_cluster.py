@@ -25,10 +25,9 @@ from tests.integration.streaming import (
 )
 from tests.integration.submitted import Submitted
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.matrix, pytest.mark.timeout(600)]
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_same_input_gives_the_same_output_on_worker_processes_as_in_one(
     broker: Broker, tmp_path: Path, workers: int
@@ -47,13 +46,8 @@ def test_the_same_input_gives_the_same_output_on_worker_processes_as_in_one(
     assert outcomes[0] == outcomes[1]
 
 
-@pytest.mark.parametrize(
-    "victims",
-    [("worker",), pytest.param(("executor", "worker"), marks=pytest.mark.matrix)],
-    ids=["worker", "executor and worker"],
-)
-def test_a_worker_that_is_killed_costs_nothing(
-    broker: Broker, tmp_path: Path, victims: tuple[str, ...]
+def test_an_executor_and_a_worker_that_are_killed_cost_nothing(
+    broker: Broker, tmp_path: Path
 ) -> None:
     topics = Topics(broker.bootstrap_servers)
     streams = topics.bucket(**QUICK).begin().sync(10)
@@ -63,7 +57,7 @@ def test_a_worker_that_is_killed_costs_nothing(
             application.begin(*spark.options())
             topics.reaches(10)
             seqno = 10
-            for victim in victims:
+            for victim in ("executor", "worker"):
                 running = [w for w in spark.workers if w.executors()]
                 if victim == "executor":
                     running[0].executors()[0].kill()
@@ -81,7 +75,6 @@ def test_a_worker_that_is_killed_costs_nothing(
     assert topics.read(RESTART) == []
 
 
-@pytest.mark.matrix
 def test_a_cluster_without_a_worker_is_told_of_until_there_is_one(
     broker: Broker, tmp_path: Path
 ) -> None:
@@ -109,7 +102,6 @@ def test_a_cluster_without_a_worker_is_told_of_until_there_is_one(
     checked(topics.history())
 
 
-@pytest.mark.matrix
 def test_spark_submit_has_the_last_word(broker: Broker, tmp_path: Path) -> None:
     """Master, memory and settings are those of its command line; the packages have to be there."""
     topics = Topics(broker.bootstrap_servers)
