@@ -14,16 +14,20 @@ from tests.mutants.table import Mutant
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = (".venv", ".git", ".indexctl", "__pycache__", ".*_cache", ".hypothesis", "build", "dist")
-NOTICED = 1
-"""pytest ends so when a test has failed; other numbers mean that none was run."""
+WELL, NOTICED = 0, 1
+"""pytest ends so when all tests have passed, or one has failed; other numbers mean that none was
+run."""
 
 TIMEOUT_S = 600
 
 
 class Seen(NamedTuple):
-    """Whether a mutant was noticed, how long that took, and what the tests said."""
+    """What came of tests, whether it is what was wanted, and how long it took.
 
-    noticed: bool
+    Wanted is that a mutant is noticed; and that all tests pass where there is none.
+    """
+
+    is_wanted: bool
     took_s: float
     said: str
 
@@ -57,10 +61,19 @@ def plant(mutant: Mutant, tree: Path) -> Seen:
     return Seen(code == NOTICED, time.monotonic() - began_s, said)
 
 
+def is_well(tests: str, tree: Path) -> Seen:
+    """Run tests in a tree without a mutant: where they fail, or are not there, they notice none."""
+    began_s = time.monotonic()
+    said, code = _run(tests, tree)
+    return Seen(code == WELL, time.monotonic() - began_s, said)
+
+
 def _run(tests: str, tree: Path) -> tuple[str, int]:
     """Run tests of the tree until one fails. One that hangs has noticed something, too."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests.split()]
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    # Some are noticed by a combination that `make test` leaves out.
+    here = {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "MATRIX": "1"}
+    environment = {**os.environ, **here}
     try:
         done = subprocess.run(
             command,
