@@ -78,7 +78,13 @@ class DocumentTopics:
     """Asks Kafka about topics; every call waits for its answer. Threads may share it."""
 
     def __init__(self, bootstrap_servers: str) -> None:
-        self.admin = AdminClient({**client_settings(bootstrap_servers), "log_level": 2})
+        self._settings = {**client_settings(bootstrap_servers), "log_level": 2}
+        self.admin = AdminClient(self._settings)
+
+    def renew(self, given_up: AdminClient) -> None:
+        """Have another client from now on, unless somebody has seen to that."""
+        if self.admin is given_up:
+            self.admin = AdminClient(self._settings)
 
     def facts(self, topics: Iterable[str]) -> dict[str, TopicFacts]:
         """Return those of these topics that are there. Raises KafkaException."""

@@ -7,6 +7,7 @@ to this one may be older than what he wants to know. So many scans at once cost 
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
@@ -113,11 +114,24 @@ class FailoverLogEnds:
         return self._admin
 
     def _answered(self, answer: Answer, asked: dict[TopicPartition, Any]) -> None:
-        """Tell those who wait, and ask again for those who came meanwhile."""
-        said = {at.partition: one for at, one in asked.items() if one.exception() is None}
+        """Tell those who wait, and ask again for those who came meanwhile.
+
+        The client says a negative offset where the leader that it knows has not answered. It would
+        ask that one again and again, also when there is another: so the next question has a new
+        client.
+        """
+        said = {
+            at.partition: offset
+            for at, one in asked.items()
+            if one.exception() is None and (offset := one.result().offset) >= 0
+        }
         partitions = range(len(asked))
-        ends = tuple(said[p].result().offset if p in said else 0 for p in partitions)
+        ends = tuple(said.get(p, 0) for p in partitions)
         answer.set_result(ends if said else None)
+        if len(said) < len(asked) and self._admin is not None:
+            given_up, self._admin = [self._admin], None
+            # Its end waits for its threads, and the loop cannot.
+            threading.Thread(target=given_up.clear, daemon=True).start()
         waiting, self._asked, self._next = self._next, None, None
         if waiting is not None:
             self._ask(waiting)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
@@ -28,6 +29,9 @@ FETCH_WAIT_MS = 100
 TAIL_WAIT_MS = 500
 """Kafka answers as soon as there is something. A reader that also asks for bounds would have its
 question wait behind a fetch; the reader of a tail asks for nothing else."""
+
+ATTEMPT_S, LOOK_S = SOCKET_TIMEOUT_MS / 1000, 1.0
+"""So long one attempt takes to ask for bounds, and who failed to look for another leader."""
 
 TOGETHER = {"fetch.min.bytes": 65_536, "fetch.wait.max.ms": FETCH_WAIT_MS}
 """Heartbeats may be late by so much: Kafka hands those of all processes over in one answer."""
@@ -161,21 +165,32 @@ def written_end(bootstrap_servers: str, topic: str, timeout_s: float = 10.0) -> 
 def bounds(
     reader: Consumer, place: TopicPartition, timeout_s: float = 10.0
 ) -> tuple[Offset, Offset]:
-    """Return the first offset and the last stable one, trying until `timeout_s`."""
+    """Return the first offset and the last stable one, trying until `timeout_s`.
+
+    A client asks the leader that it knows. Of a topic that it does not read, it does not look for
+    another one by itself: where a leader hangs, it would ask that one again and again.
+    """
+
+    def look_for_leader(_: Any) -> None:
+        with suppress(KafkaException):
+            reader.list_topics(place.topic, timeout=LOOK_S)
+
     attempts = Retrying(
         retry=retry_if_exception(may_pass),
         wait=wait_exponential(multiplier=0.02, max=0.5),
         stop=stop_after_delay(timeout_s),
+        before_sleep=look_for_leader,
         reraise=True,
     )
-    low, high = attempts(reader.get_watermark_offsets, place, timeout_s)
+    low, high = attempts(reader.get_watermark_offsets, place, min(timeout_s, ATTEMPT_S))
     return Offset(low), Offset(high)
 
 
 class LogProbe:
     """Asks for the last stable offset of a topic, over a connection of its own.
 
-    Threads may share it; the connection is made when it is first needed.
+    Threads may share it; the connection is made when it is first needed, and anew where it failed:
+    a client that reads nothing asks the leader that it knows for ever, also where that one hangs.
     """
 
     def __init__(self, bootstrap_servers: str) -> None:
@@ -188,8 +203,15 @@ class LogProbe:
         with self._making:
             if self._reader is None:
                 self._reader = consumer(self._servers, "probe")
+            reader = self._reader
         place = TopicPartition(topic, partition)
-        return int(self._reader.get_watermark_offsets(place, timeout_s)[1])
+        try:
+            return int(reader.get_watermark_offsets(place, timeout_s)[1])
+        except KafkaException:
+            with self._making:
+                if self._reader is reader:
+                    self._reader = None  # Another thread may be asking it: it ends with the last.
+            raise
 
     def close(self) -> None:
         if self._reader is not None:

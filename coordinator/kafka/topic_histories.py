@@ -17,7 +17,14 @@ from typing import Any, TypeVar
 
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import for_code
-from confluent_kafka import IsolationLevel, TopicCollection, TopicPartition
+from confluent_kafka import (
+    OFFSET_INVALID,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import OffsetSpec
 from tenacity import Retrying, stop_before_delay, wait_fixed
 
@@ -183,13 +190,23 @@ class TopicHistories(DocumentTopics):
     def _offsets(
         self, topic: str, partitions: Sequence[int], spec: OffsetSpec
     ) -> dict[int, tuple[int, int]]:
-        """Return an offset of each partition and its leader epoch. Raises KafkaException."""
-        asked = self.admin.list_offsets(
+        """Return an offset of each partition and its leader epoch. Raises KafkaException.
+
+        Of a leader that does not answer the client says an offset that there is not, and an epoch
+        that is none. It would ask that leader again, also when there is another.
+        """
+        admin = self.admin
+        asked = admin.list_offsets(
             {TopicPartition(topic, p): spec for p in partitions},
             isolation_level=IsolationLevel.READ_COMMITTED,
             request_timeout=TIMEOUT_S,
         )
         answers = {place.partition: answer_of(future) for place, future in asked.items()}
+        silent = [p for p, said in answers.items() if said.offset == OFFSET_INVALID]
+        if silent:
+            self.renew(admin)
+            text = f"the leader of {topic} [{min(silent)}] does not answer"
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, text))
         return {p: (said.offset, max(0, said.leader_epoch or 0)) for p, said in answers.items()}
 
 

@@ -11,17 +11,20 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from coordinator.embedded.broker import Broker
 from coordinator.embedded.brokers import Brokers
 from coordinator.embedded.ports import is_free
 from coordinator.kafka.errors import KafkaRefusal
+from coordinator.kafka.readers import LogProbe
 from coordinator.kafka.topics import (
     COMMIT,
     STATECONTEXT,
@@ -45,6 +48,7 @@ HUNG_SILENCE_S_MAX = 150.0
 whose reader finds no leader for long ends, so that a new one may."""
 
 STOP_S_MAX = 40.0
+CALL_S = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -186,8 +190,10 @@ def test_a_broker_that_hangs_is_left_out_and_harms_nothing_when_it_is_back(
     """It still takes itself for the leader when it goes on; nobody else does.
 
     An indexer whose partition it led is silent until Kafka has another leader, which can take
-    longer than DDL waits for an indexer.
+    longer than DDL waits for an indexer. Who has asked it before asks the next leader now.
     """
+    probe = LogProbe(brokers.bootstrap_servers)
+    assert probe.end(cluster.topic(COMMIT), CALL_S)
     hanging = brokers.members[leader_of(brokers, cluster.topic(COMMIT)) - 1]
     assert hanging.pid is not None
     with Load(cluster, "hung", writers=1, indexers_may_be_silent=True) as load:
@@ -196,8 +202,10 @@ def test_a_broker_that_hangs_is_left_out_and_harms_nothing_when_it_is_back(
         os.kill(hanging.pid, signal.SIGSTOP)
         try:
             load.goes_on(20)
+            wait_until(lambda: _is_answered(probe, cluster), "the next leader is asked")
         finally:
             os.kill(hanging.pid, signal.SIGCONT)
+            probe.close()
         assert load.longest_silence_s(since_s) < HUNG_SILENCE_S_MAX
         wait_until(lambda: all_in_sync(brokers), "all three are in sync again")
         load.goes_on(20)
@@ -205,6 +213,12 @@ def test_a_broker_that_hangs_is_left_out_and_harms_nothing_when_it_is_back(
     assert cluster.running() == [1, 2, 3]
     load.check()
     assert cluster.digest_by_history() == shown(state)
+
+
+def _is_answered(probe: LogProbe, cluster: Cluster) -> bool:
+    with suppress(KafkaException):
+        return probe.end(cluster.topic(COMMIT), CALL_S) > 0
+    return False
 
 
 def test_a_stop_of_all_is_quick_and_the_next_start_has_everything(

@@ -39,6 +39,7 @@ PEERS = "coordinator/core/consensus/peers.py"
 TICKER = "streaming/timestamps/ticker.py"
 ENDS = "coordinator/kafka/failover_log_ends.py"
 UNIT_ENDS = "tests/unit/kafka/test_failover_log_ends.py"
+UNIT_BOUNDS = "tests/unit/kafka/test_bounds.py"
 UNIT_PRODUCERS = "tests/unit/kafka/test_producers.py"
 HANGING = "coordinator/kafka/hanging_transactions.py"
 UNIT_HANGING = "tests/unit/kafka/test_hanging_transactions.py"
@@ -5538,5 +5539,61 @@ MUTANTS: tuple[Mutant, ...] = (
         'if error.code == "damaged":  # It, and not what is here.',
         'if error.code == "never":',
         EARLIER,
+    ),
+    Mutant(
+        "a-probe-keeps-a-client-that-was-not-answered",
+        "coordinator/kafka/readers.py",
+        "if self._reader is reader:",
+        "if False:",
+        UNIT_BOUNDS,
+    ),
+    Mutant(
+        "a-late-failure-takes-a-new-client-away",
+        "coordinator/kafka/readers.py",
+        "if self._reader is reader:",
+        "if True:",
+        UNIT_BOUNDS,
+    ),
+    Mutant(
+        "who-is-not-answered-looks-for-no-leader",
+        "coordinator/kafka/readers.py",
+        "        before_sleep=look_for_leader,\n",
+        "",
+        UNIT_BOUNDS,
+    ),
+    Mutant(
+        "one-attempt-takes-all-the-time",
+        "coordinator/kafka/readers.py",
+        "place, min(timeout_s, ATTEMPT_S))",
+        "place, timeout_s)",
+        UNIT_BOUNDS,
+    ),
+    Mutant(
+        "an-offset-that-there-is-not-is-an-end",
+        ENDS,
+        "(offset := one.result().offset) >= 0",
+        "(offset := one.result().offset) >= -5_000",
+        UNIT_ENDS,
+    ),
+    Mutant(
+        "a-client-that-was-not-answered-by-all-is-kept",
+        ENDS,
+        "if len(said) < len(asked) and self._admin is not None:",
+        "if not asked and self._admin is not None:",
+        UNIT_ENDS,
+    ),
+    Mutant(
+        "a-leader-that-hangs-has-epoch-0",
+        EPOCHS,
+        "if said.offset == OFFSET_INVALID]",
+        "if said.offset == -7]",
+        "tests/unit/kafka/test_topic_histories.py",
+    ),
+    Mutant(
+        "a-leader-that-hangs-is-asked-again",
+        EPOCHS,
+        "            self.renew(admin)\n",
+        "",
+        "tests/unit/kafka/test_topic_histories.py",
     ),
 )

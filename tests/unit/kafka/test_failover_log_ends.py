@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
 from coordinator.kafka import failover_log_ends
 from coordinator.kafka.failover_log_ends import Ends, FailoverLogEnds
@@ -36,13 +36,15 @@ class Kafka:
         self.questions.append([*asked.values()])
         return asked
 
-    def answer(self, offset: int, but: int = -1) -> None:
-        """Answer the last question, but for one partition."""
+    def answer(self, offset: int, but: int = -1, silent: int = -1) -> None:
+        """Answer the last question; the leader of one partition refuses, or that of one is silent,
+        and the client says so by an offset that there is not."""
         for partition, one in enumerate(self.questions[-1]):
             if partition == but:
                 one.set_exception(KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)))
             else:
-                one.set_result(SimpleNamespace(offset=offset))
+                said = OFFSET_INVALID if partition == silent else offset
+                one.set_result(SimpleNamespace(offset=said))
 
 
 class Place:
@@ -51,7 +53,15 @@ class Place:
     def __init__(self) -> None:
         self.kafka = Kafka()
         self.ends = FailoverLogEnds("127.0.0.1:1", "unit")
-        self.ends._admin = self.kafka  # type: ignore[assignment]
+        self.made = 0
+        self.ends._admin_client = self._client  # type: ignore[method-assign]
+
+    def _client(self) -> Any:
+        """Return the client that is kept, or a new one."""
+        if self.ends._admin is None:
+            self.made += 1
+            self.ends._admin = self.kafka  # type: ignore[assignment]
+        return self.ends._admin
 
     async def scan(self, within_s: float = LONG_S) -> asyncio.Task[Ends | None]:
         """Return what a scan asks, which is under way."""
@@ -149,6 +159,36 @@ def test_what_one_partition_does_not_say_is_known_of_the_others() -> None:
         scan = await place.scan()
         place.kafka.answer(7, but=1)
         assert await scan == (7, 0, 7, 7)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("how", ["but", "silent"])
+def test_a_client_that_was_not_answered_by_all_is_replaced(how: str) -> None:
+    """It would ask the leader that it knows again and again, also where that one hangs."""
+
+    async def run() -> None:
+        place = Place()
+        for number, expected in enumerate([(7, 0, 7, 7), (8, 0, 8, 8)], 1):
+            scan = await place.scan()
+            place.kafka.answer(6 + number, **{how: 1})
+            assert await scan == expected
+            assert place.made == number
+        for _ in range(2):
+            scan = await place.scan()
+            place.kafka.answer(9)
+            assert await scan == told(9)
+            assert place.made == 3
+
+    asyncio.run(run())
+
+
+def test_where_nobody_answers_nothing_is_known() -> None:
+    async def run() -> None:
+        place = Place()
+        scan = await place.scan()
+        place.kafka.answer(OFFSET_INVALID)
+        assert await scan is None
 
     asyncio.run(run())
 

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from confluent_kafka import OFFSET_INVALID, KafkaException, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.core.model.types import Seqno
-from coordinator.kafka.topic_histories import EPOCHS_MAX, Epoch, History, vbuuid_of
+from coordinator.kafka.document_topics import DocumentTopics, TopicFacts
+from coordinator.kafka.topic_histories import (
+    EPOCHS_MAX,
+    Epoch,
+    History,
+    TopicHistories,
+    vbuuid_of,
+)
 from projector_sim.protocol.failover import rollback_seqno
 from projector_sim.sources.topic_stream import failover_log_of
 
@@ -116,3 +127,43 @@ def test_branches_descend_and_the_oldest_begins_at_nothing(
     assert all(newer.start >= older.start for newer, older in pairwise(branches))
     assert len(branches) == EPOCHS_MAX or branches[-1].start == 0
     assert {(e.number, e.start) for e in branches} >= {one for one in epochs if one[0] in numbers}
+
+
+class Admin:
+    """A client of which each partition's leader says this offset and epoch."""
+
+    def __init__(self, said: dict[int, tuple[int, int]]) -> None:
+        self.said = said
+
+    def list_offsets(self, places: dict[TopicPartition, Any], **_: Any) -> dict[Any, Future[Any]]:
+        found: dict[Any, Future[Any]] = {place: Future() for place in places}
+        for place, one in found.items():
+            offset, epoch = self.said[place.partition]
+            one.set_result(SimpleNamespace(offset=offset, leader_epoch=epoch))
+        return found
+
+
+def test_a_leader_that_does_not_answer_is_no_epoch_and_no_offset() -> None:
+    """Else a partition whose leader hangs would be one of epoch 0: all after that was lost."""
+    facts = TopicFacts("t", "id", 2)
+    histories = TopicHistories("127.0.0.1:1")
+    try:
+        histories.admin = silent = Admin({0: (7, 3), 1: (OFFSET_INVALID, -1)})  # type: ignore[assignment]
+        with pytest.raises(KafkaException, match=r"the leader of t \[1\] does not answer"):
+            histories.newest(facts, [0, 1])
+        assert histories.admin is not silent, "it would ask that leader again"
+        histories.admin = heard = Admin({0: (7, 3), 1: (9, 5)})  # type: ignore[assignment]
+        assert histories.newest(facts, [0, 1]) == {0: 3, 1: 5}
+        assert histories.admin is heard
+    finally:
+        histories.close()
+
+
+def test_a_client_that_somebody_has_replaced_already_stays() -> None:
+    topics = DocumentTopics("127.0.0.1:1")
+    first = topics.admin
+    topics.renew(first)
+    second = topics.admin
+    assert second is not first
+    topics.renew(first)
+    assert topics.admin is second
