@@ -7,7 +7,6 @@ to this one may be older than what he wants to know. So many scans at once cost 
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
@@ -128,10 +127,8 @@ class FailoverLogEnds:
         partitions = range(len(asked))
         ends = tuple(said.get(p, 0) for p in partitions)
         answer.set_result(ends if said else None)
-        if len(said) < len(asked) and self._admin is not None:
-            given_up, self._admin = [self._admin], None
-            # Its end waits for its threads, and the loop cannot.
-            threading.Thread(target=given_up.clear, daemon=True).start()
+        if len(said) < len(asked):
+            self._admin = None
         waiting, self._asked, self._next = self._next, None, None
         if waiting is not None:
             self._ask(waiting)

@@ -5578,8 +5578,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-client-that-was-not-answered-by-all-is-kept",
         ENDS,
-        "if len(said) < len(asked) and self._admin is not None:",
-        "if not asked and self._admin is not None:",
+        "if len(said) < len(asked):",
+        "if not asked:",
         UNIT_ENDS,
     ),
     Mutant(
