@@ -53,23 +53,20 @@ def plant(mutant: Mutant, tree: Path) -> Seen:
     path = tree / mutant.path
     right = path.read_text()
     path.write_text(right.replace(mutant.old, mutant.new))
-    began_s = time.monotonic()
     try:
-        said, code = _run(mutant.tests, tree)
+        return _run(mutant.tests, tree, NOTICED)
     finally:
         path.write_text(right)
-    return Seen(code == NOTICED, time.monotonic() - began_s, said)
 
 
 def is_well(tests: str, tree: Path) -> Seen:
     """Run tests in a tree without a mutant: where they fail, or are not there, they notice none."""
-    began_s = time.monotonic()
-    said, code = _run(tests, tree)
-    return Seen(code == WELL, time.monotonic() - began_s, said)
+    return _run(tests, tree, WELL)
 
 
-def _run(tests: str, tree: Path) -> tuple[str, int]:
+def _run(tests: str, tree: Path, wanted: int) -> Seen:
     """Run tests of the tree until one fails. One that hangs has noticed something, too."""
+    began_s = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests.split()]
     # Some are noticed by a combination that `make test` leaves out.
     here = {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "MATRIX": "1"}
@@ -85,5 +82,6 @@ def _run(tests: str, tree: Path) -> tuple[str, int]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return "it took too long", NOTICED
-    return done.stdout[-4_000:] + done.stderr[-2_000:], done.returncode
+        return Seen(wanted == NOTICED, time.monotonic() - began_s, "it took too long")
+    said = done.stdout[-4_000:] + done.stderr[-2_000:]
+    return Seen(done.returncode == wanted, time.monotonic() - began_s, said)
