@@ -187,10 +187,10 @@ def test_a_master_that_slept_through_its_replacement_tells_nothing_false(
 @pytest.mark.parametrize(
     "ways",
     [
-        (damage.lose_a_table, damage.truncate_manifest),
+        (damage.lose_a_table, damage.truncate_manifest, damage.truncate_log),
         pytest.param((*damage.CERTAIN, *damage.POSSIBLE), marks=pytest.mark.matrix),
     ],
-    ids=["two", "all"],
+    ids=["one of each file", "all"],
 )
 def test_a_damaged_folder_is_noticed_and_synchronised_in_full(
     arena: Arena, tmp_path: Path, ways: tuple[damage.Damage, ...]

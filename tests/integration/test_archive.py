@@ -202,8 +202,10 @@ def test_whatever_is_killed_when_every_event_is_archived_once(
 def test_what_is_no_event_is_a_dead_letter_and_nobody_else_writes(
     broker: Broker, tmp_path: Path
 ) -> None:
+    """Also where it was killed, and where something was aborted."""
     with job(broker, tmp_path) as (archiver, history):
         history.commit(2)
+        history.abort()
         archiver.topics.put(HISTORY, b"no event")
         vector = np.array([7, 2**64 - 1], "<u8").tobytes()
         archiver.topics.put(STABILITY_HISTORY, StabilityTimestamp("b", 3, vector, vector, NOW_MS))
@@ -214,6 +216,8 @@ def test_what_is_no_event_is_a_dead_letter_and_nobody_else_writes(
         archiver.begin("--offsets-max", "3")
         wait_until(lambda: archiver.count, "a batch, and perhaps half of another one", START_S)
         archiver.kill()
+        seen = archiver.cases()
+        assert seen == list(range(1, len(seen) + 1)), "a beginning of history, each once"
         archiver.begin("--compact-every", "1")
         wait_until(lambda: archiver.count == 8, "all is read", START_S)
         assert archiver.cases() == list(range(1, 9))

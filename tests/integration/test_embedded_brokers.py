@@ -23,8 +23,10 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, Resourc
 from coordinator.embedded.broker import Broker
 from coordinator.embedded.brokers import Brokers
 from coordinator.embedded.ports import is_free
+from coordinator.kafka.document_topics import TopicFacts
 from coordinator.kafka.errors import KafkaRefusal
 from coordinator.kafka.readers import LogProbe
+from coordinator.kafka.topic_histories import TopicHistories
 from coordinator.kafka.topics import (
     COMMIT,
     STATECONTEXT,
@@ -49,6 +51,8 @@ whose reader finds no leader for long ends, so that a new one may."""
 
 STOP_S_MAX = 40.0
 CALL_S = 2.0
+ASKED_MAX = 6
+"""A question of which nothing comes takes 10 s."""
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +198,9 @@ def test_a_broker_that_hangs_is_left_out_and_harms_nothing_when_it_is_back(
     """
     probe = LogProbe(brokers.bootstrap_servers)
     assert probe.end(cluster.topic(COMMIT), CALL_S)
+    histories = TopicHistories(brokers.bootstrap_servers)
+    before = newest_epoch(histories, cluster)
+    assert before is not None
     hanging = brokers.members[leader_of(brokers, cluster.topic(COMMIT)) - 1]
     assert hanging.pid is not None
     with Load(cluster, "hung", writers=1, indexers_may_be_silent=True) as load:
@@ -201,11 +208,18 @@ def test_a_broker_that_hangs_is_left_out_and_harms_nothing_when_it_is_back(
         since_s = time.monotonic()
         os.kill(hanging.pid, signal.SIGSTOP)
         try:
+            _is_answered(probe, cluster)  # It is not, most likely: who hangs leads still.
             load.goes_on(20)
             wait_until(lambda: _is_answered(probe, cluster), "the next leader is asked")
+            seen: list[int | None] = []
+            while not seen or seen[-1] is None:
+                seen.append(newest_epoch(histories, cluster))
+                assert len(seen) < ASKED_MAX, "the next leader is not asked for its epoch"
+            assert seen[-1] > before, "an epoch that is not known is not the first one"
         finally:
             os.kill(hanging.pid, signal.SIGCONT)
             probe.close()
+            histories.close()
         assert load.longest_silence_s(since_s) < HUNG_SILENCE_S_MAX
         wait_until(lambda: all_in_sync(brokers), "all three are in sync again")
         load.goes_on(20)
@@ -213,6 +227,13 @@ def test_a_broker_that_hangs_is_left_out_and_harms_nothing_when_it_is_back(
     assert cluster.running() == [1, 2, 3]
     load.check()
     assert cluster.digest_by_history() == shown(state)
+
+
+def newest_epoch(histories: TopicHistories, cluster: Cluster) -> int | None:
+    """Return the newest epoch of `commit`; None if Kafka does not say it."""
+    with suppress(KafkaException):
+        return histories.newest(TopicFacts(cluster.topic(COMMIT), "", 1), [0])[0]
+    return None
 
 
 def _is_answered(probe: LogProbe, cluster: Cluster) -> bool:
