@@ -11,16 +11,13 @@ import os
 import pytest
 
 from coordinator.core.catalog.outcomes import AHEAD_MS_MAX
-from tests.simulation.conftest import BASE
+from tests.simulation.conftest import BASE, ENOUGH_FOR_EACH, ENOUGH_FOR_PAIRS
 from tests.simulation.kernel.runs import SeedReport, ends_in_processes, run_seeds
 from tests.simulation.requirements import meet_pairs, shortcomings
 from tests.simulation.world import World
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "300"))
 BATCH = 50
-
-ENOUGH_FOR_EACH = 150
-ENOUGH_FOR_PAIRS = 400
 
 MET = SeedReport()
 """What all seeds of this run met together."""

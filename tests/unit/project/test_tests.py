@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.simulation.conftest import ENOUGH, ENOUGH_FOR_EACH, ENOUGH_FOR_PAIRS, THOROUGH_SHARE
+
 TESTS = Path(__file__).parents[2]
 PLANTED = TESTS / "simulation" / "planted"
 
@@ -29,6 +31,14 @@ def test_nothing_imports_from_a_module_of_tests() -> None:
     }
     assert found == set()
     assert "tests.support.lone_node" in imported(TESTS / "unit" / "core" / "test_lone_master.py")
+
+
+def test_make_test_has_seeds_enough_for_every_law_of_the_worlds() -> None:
+    """Of fewer a run is held to less, and says so by a skipped test that nobody looks at."""
+    makefile = (TESTS.parent / "Makefile").read_text()
+    [seeds] = map(int, re.findall(r"^test: export SIMULATION_SEEDS \?= (\d+)$", makefile, re.M))
+    assert seeds >= max(ENOUGH_FOR_EACH, ENOUGH_FOR_PAIRS)
+    assert int(seeds * THOROUGH_SHARE) >= ENOUGH
 
 
 def seams(path: Path) -> Iterator[str]:
