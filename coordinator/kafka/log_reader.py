@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from coordinator import codec
 from coordinator.core.model.authority_state import AuthorityState
@@ -27,6 +28,7 @@ from coordinator.kafka.stall_detector import StallDetector
 from schemas.registry import SchemaError
 
 Kind = TypeVar("Kind")
+Answer = TypeVar("Answer")
 
 END_WAIT_MS = 5
 """The broker tells the end of a partition after this wait."""
@@ -79,13 +81,19 @@ def is_end(error: KafkaError) -> bool:
 
 
 class LogReader:
-    """A consumer of partition 0 of a topic. The caller closes it."""
+    """A consumer of partition 0 of a topic. The caller closes it.
+
+    Where a question fails, the next one or the next reading has a new client. One that heard of a
+    topic from a broker that was starting, or that asks a leader that hangs, may not recover.
+    """
 
     def __init__(self, bootstrap_servers: str, topic: str, group: str, **more: Any) -> None:
         """`more` is for the client."""
         settings = {"enable.partition.eof": True, "fetch.wait.max.ms": END_WAIT_MS, **more}
-        self._consumer = readers.consumer(bootstrap_servers, group, **settings)
+        self._make = partial(readers.consumer, bootstrap_servers, group, **settings)
+        self._consumer = self._make()
         self._topic = topic
+        self._has_failed = False
 
     def close(self) -> None:
         self._consumer.close()
@@ -96,16 +104,33 @@ class LogReader:
 
     def topic_bounds(self) -> tuple[Offset, Offset]:
         """Return those of the topic itself, whatever else is read. Raises KafkaException."""
-        return readers.bounds(self._consumer, TopicPartition(self._topic, 0))
+        return self._ask(lambda reader: readers.bounds(reader, TopicPartition(self._topic, 0)))
+
+    def _ask(self, question: Callable[[Consumer], Answer]) -> Answer:
+        """Ask with a client that has not failed yet. Raises KafkaException."""
+        self._renew()
+        try:
+            return question(self._consumer)
+        except KafkaException:
+            self._has_failed = True
+            raise
+
+    def _renew(self) -> None:
+        if self._has_failed:
+            self._has_failed = False
+            self._consumer.close()
+            self._consumer = self._make()
 
     def follow(self, offset: Offset, stopping: threading.Event) -> Iterator[Read]:
         """Yield what comes from `offset` on, for ever. Raises KafkaException, also where the
         client has stalled: it must be closed then, and another one be made."""
+        self._renew()
         return self.read(offset, stopping, stalls=StallDetector(self._consumer))
 
     def end_of(self, topic: str, timeout_s: float) -> Offset:
         """Return the last stable offset of another topic. Raises KafkaException."""
-        return readers.bounds(self._consumer, TopicPartition(topic, 0), timeout_s)[1]
+        place = TopicPartition(topic, 0)
+        return self._ask(lambda reader: readers.bounds(reader, place, timeout_s))[1]
 
     def offset_at(self, at_ms: int) -> Offset:
         """Return the first offset that was written at a time or later, else where the log ends.
@@ -113,7 +138,7 @@ class LogReader:
         Raises KafkaException.
         """
         asked = TopicPartition(self._topic, 0, at_ms)
-        (found,) = self._consumer.offsets_for_times([asked], readers.POLL_S * 25)
+        (found,) = self._ask(lambda reader: reader.offsets_for_times([asked], readers.POLL_S * 25))
         return self.bounds()[1] if found.offset < 0 else Offset(found.offset)
 
     def read(
@@ -129,14 +154,16 @@ class LogReader:
         topic ends; and what `stalls` raises, which whoever reads for ever gives.
         """
         place = TopicPartition(self._topic, 0, offset)
-        self._consumer.assign([place])
+        self._renew()
+        reader = self._consumer
+        reader.assign([place])
         if stalls is not None:
             stalls.assigned([place])
         position, at_end = offset, False
         heard_s = time.monotonic()
         while stopping is None or not stopping.is_set():
             records: list[Message] = []
-            for message in readers.available(self._consumer):
+            for message in readers.available(reader):
                 error = message.error()
                 if stalls is not None and (error is None or is_end(error)):
                     stalls.note(message)
@@ -147,12 +174,14 @@ class LogReader:
                     # Only this steps over the markers of transactions at the end.
                     position, at_end = Offset(max(position, int(message.offset() or 0))), True
                 elif not passes_by_itself(error):
+                    self._has_failed = True
                     raise KafkaException(error)
             if stalls is not None:
                 stalls.check()
             if records or at_end:
                 heard_s = time.monotonic()
             elif time.monotonic() - heard_s > patience_s:
+                self._has_failed = True
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{self._topic} is silent"))
             yield Read(records, position, at_end)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from coordinator.kafka import readers
+from coordinator.core.model.types import Offset
+from coordinator.kafka import log_reader, readers
+from coordinator.kafka.log_reader import LogReader
 from coordinator.kafka.readers import LogProbe
+from coordinator.kafka.stall_detector import StallDetector
 
 PLACE = TopicPartition("t", 3)
 
@@ -104,3 +108,108 @@ def test_a_failure_of_an_older_connection_leaves_a_newer_one_alone(
         probe.end("t", 1.0)
     assert probe.end("t", 1.0) == 42
     assert len(found) == 2
+
+
+class Silent(Reader):
+    """A client that does not recover, and tells what it was given to read."""
+
+    def __init__(self, *, knows: bool = False, says: KafkaError | None = None) -> None:
+        super().__init__(knows=knows, finds=False)
+        self.says, self.closed = says, False
+        self.assigned: list[int] = []
+
+    def assign(self, places: list[TopicPartition]) -> None:
+        assert not self.closed
+        self.assigned.append(places[0].offset)
+
+    def poll(self, _: float) -> Any:
+        return None if self.says is None else Error(self.says)
+
+    def consume(self, *_: object) -> list[Any]:
+        return []
+
+    def offsets_for_times(self, *_: object) -> Any:
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Error:
+    """A message that only says what is wrong."""
+
+    def __init__(self, said: KafkaError) -> None:
+        self.said = said
+
+    def error(self) -> KafkaError:
+        return self.said
+
+    def topic(self) -> str:
+        return "t"
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return 7
+
+
+UNKNOWN = KafkaError(KafkaError._UNKNOWN_PARTITION)
+END = KafkaError(KafkaError._PARTITION_EOF)
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        pytest.param(lambda log: log.end_of("other", 0.1), id="bounds"),
+        pytest.param(lambda log: log.offset_at(1), id="a time"),
+        pytest.param(lambda log: next(log.read(Offset(3))), id="a reading"),
+        pytest.param(lambda log: next(log.read(Offset(3), patience_s=-1.0)), id="silence"),
+    ],
+)
+def test_a_reader_that_failed_asks_and_reads_with_a_new_client(
+    made: Callable[..., list[Silent]], request: pytest.FixtureRequest, fail: Callable[..., object]
+) -> None:
+    """One that heard of its topic from a broker that was starting did not recover for minutes."""
+    is_silent = "silence" in request.node.name
+    found = made(Silent(says=None if is_silent else UNKNOWN), Silent(knows=True, says=END))
+    log = LogReader("127.0.0.1:1", "t", "tests")
+    with pytest.raises(KafkaException):
+        fail(log)
+    assert log.bounds() == (1, 42)
+    assert next(log.read(Offset(5))).at_end
+    assert len(found) == 2
+    assert found[0].closed
+    assert found[1].assigned == [5]
+
+
+def test_a_reader_that_is_answered_keeps_its_client(made: Callable[..., list[Silent]]) -> None:
+    found = made(Silent(knows=True, says=END))
+    log = LogReader("127.0.0.1:1", "t", "tests")
+    assert log.bounds() == (1, 42)
+    assert next(log.read(Offset(5))).at_end
+    assert log.bounds() == (1, 42)
+    assert len(found) == 1
+    assert not found[0].closed
+
+
+def test_who_follows_after_a_failure_watches_the_client_that_reads(
+    made: Callable[..., list[Silent]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stall is told of the client that reads, and not of one that was given up."""
+    found = made(Silent(), Silent(knows=True, says=END))
+    log = LogReader("127.0.0.1:1", "t", "tests")
+    with pytest.raises(KafkaException):
+        log.end_of("t", 0.1)
+    watched: list[object] = []
+
+    class Watching(StallDetector):
+        def __init__(self, reader: Any) -> None:
+            watched.append(reader)
+            super().__init__(reader)
+
+    monkeypatch.setattr(log_reader, "StallDetector", Watching)
+    assert next(log.follow(Offset(5), threading.Event())).at_end
+    assert watched == [found[1]]
+    assert found[0].assigned == []
+    assert found[1].assigned == [5]
