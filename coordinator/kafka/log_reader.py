@@ -83,8 +83,8 @@ def is_end(error: KafkaError) -> bool:
 class LogReader:
     """A consumer of partition 0 of a topic. The caller closes it.
 
-    Where a question fails, the next one or the next reading has a new client. One that heard of a
-    topic from a broker that was starting, or that asks a leader that hangs, may not recover.
+    Where a question or a reading fails, the next one has a new client. One that asks a leader that
+    hangs may not recover; and one did not for minutes after the only broker was started again.
     """
 
     def __init__(self, bootstrap_servers: str, topic: str, group: str, **more: Any) -> None:
@@ -108,24 +108,25 @@ class LogReader:
 
     def _ask(self, question: Callable[[Consumer], Answer]) -> Answer:
         """Ask with a client that has not failed yet. Raises KafkaException."""
-        self._renew()
+        reader = self._client()
         try:
-            return question(self._consumer)
+            return question(reader)
         except KafkaException:
             self._has_failed = True
             raise
 
-    def _renew(self) -> None:
+    def _client(self) -> Consumer:
+        """Return a client that has not failed yet."""
         if self._has_failed:
-            self._has_failed = False
             self._consumer.close()
             self._consumer = self._make()
+            self._has_failed = False
+        return self._consumer
 
     def follow(self, offset: Offset, stopping: threading.Event) -> Iterator[Read]:
         """Yield what comes from `offset` on, for ever. Raises KafkaException, also where the
         client has stalled: it must be closed then, and another one be made."""
-        self._renew()
-        return self.read(offset, stopping, stalls=StallDetector(self._consumer))
+        return self.read(offset, stopping, stalls=StallDetector(self._client()))
 
     def end_of(self, topic: str, timeout_s: float) -> Offset:
         """Return the last stable offset of another topic. Raises KafkaException."""
@@ -154,8 +155,7 @@ class LogReader:
         topic ends; and what `stalls` raises, which whoever reads for ever gives.
         """
         place = TopicPartition(self._topic, 0, offset)
-        self._renew()
-        reader = self._consumer
+        reader = self._client()
         reader.assign([place])
         if stalls is not None:
             stalls.assigned([place])

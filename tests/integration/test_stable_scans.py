@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import httpx
@@ -298,10 +299,8 @@ def _begin_before_end(plane: LoggedPlane, again: int = 0) -> Afterwards:
     What ends late is silent till then, for longer than its limit. `again`: it was provoked so
     often without being told of. Each time they end later, and move the other way.
     """
-    source = 1 - again % 2
-    return _handed_over(
-        plane, "end", min(8_000 << again, DELAY_MS_MAX), source=source, ends_first=False
-    )
+    delay_ms = min(8_000 << again, DELAY_MS_MAX)
+    return _handed_over(plane, "end", delay_ms, source=1 - again % 2, ends_first=False)
 
 
 def _handed_over(
@@ -361,7 +360,7 @@ def _taken_over(plane: LoggedPlane) -> None:
     _is_replaced(plane, before)
 
 
-FAULTS: dict[str, Callable[..., Afterwards | None]] = {
+FAULTS: dict[str, Callable[[LoggedPlane], Afterwards | None]] = {
     "closed": _close,
     "killed": _kill_projector,
     "end-begin": _end_before_begin,
@@ -468,8 +467,8 @@ def _repeat_until_told(plane: LoggedPlane, fault: str, since: int) -> None:
         with suppress(AssertionError):
             wait_until(lambda: TOLD[fault] in _reasons(plane, since), "Spark tells of it", 20)
             return
-        more = {"again": again} if fault == "begin-end" else {}
-        afterwards = FAULTS[fault](plane, **more)
+        longer = partial(_begin_before_end, again=again)
+        afterwards = (longer if fault == "begin-end" else FAULTS[fault])(plane)
         if afterwards is not None:
             afterwards()
         is_well(plane)

@@ -170,7 +170,7 @@ END = KafkaError(KafkaError._PARTITION_EOF)
 def test_a_reader_that_failed_asks_and_reads_with_a_new_client(
     made: Callable[..., list[Silent]], request: pytest.FixtureRequest, fail: Callable[..., object]
 ) -> None:
-    """One that heard of its topic from a broker that was starting did not recover for minutes."""
+    """One did not recover for minutes after the only broker was started again."""
     is_silent = "silence" in request.node.name
     found = made(Silent(says=None if is_silent else UNKNOWN), Silent(knows=True, says=END))
     log = LogReader("127.0.0.1:1", "t", "tests")
