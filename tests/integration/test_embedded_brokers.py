@@ -242,6 +242,7 @@ def _is_answered(probe: LogProbe, cluster: Cluster) -> bool:
     return False
 
 
+@pytest.mark.matrix
 def test_a_stop_of_all_is_quick_and_the_next_start_has_everything(
     brokers: Brokers, cluster: Cluster
 ) -> None:
@@ -265,6 +266,7 @@ def test_a_stop_of_all_is_quick_and_the_next_start_has_everything(
 # -- a whole run, with stand-ins for nodes and indexers -------------------------------------------
 
 
+@pytest.mark.matrix
 def test_a_run_keeps_each_of_its_brokers_alive_and_remembers_how_many(tmp_path: Path) -> None:
     first = Run(tmp_path, "c1", brokers=3)
     first.said("Ctrl-C stops everything")

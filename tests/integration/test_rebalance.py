@@ -214,7 +214,7 @@ FAULTS: dict[str, Callable[[Cluster, int, int], None]] = {
 @pytest.mark.parametrize(
     "fault",
     [
-        "target",
+        pytest.param("target", marks=pytest.mark.matrix),
         pytest.param("master", marks=pytest.mark.matrix),
         pytest.param("source", marks=pytest.mark.matrix),
         pytest.param("projector", marks=pytest.mark.matrix),

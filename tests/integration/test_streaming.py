@@ -117,29 +117,38 @@ def _is_well(topics: Topics) -> None:
     assert topics.read(RESTART) == []
 
 
-def test_of_two_applications_the_newer_one_goes_on_also_when_kafka_was_away(
+def test_of_two_applications_the_newer_one_goes_on(broker: Broker, make: Make) -> None:
+    topics = Topics(broker.bootstrap_servers)
+    streams = topics.bucket(**QUICK).begin().sync(10)
+    older, newer = make(topics, "older"), make(topics, "newer")
+    older.begin()
+    topics.reaches(10)
+    newer.begin()
+    assert older.wait(READY_S) == EX_CONFIG
+    assert "another application" in older.said.splitlines()[-1]
+    streams.sync(20)
+    topics.reaches(20)
+    _is_well(topics)
+
+
+@pytest.mark.matrix
+def test_an_application_goes_on_when_kafka_was_away_and_ends_while_it_is(
     tmp_path: Path, make: Make
 ) -> None:
-    """And it ends when it is told to, though Kafka is away."""
     with Broker(tmp_path / "kafka") as broker:
         topics = Topics(broker.bootstrap_servers)
         streams = topics.bucket(**QUICK).begin().sync(10)
-        older, newer = make(topics, "older"), make(topics, "newer")
-        older.begin()
+        application = make(topics)
+        application.begin()
         topics.reaches(10)
-        newer.begin()
-        assert older.wait(READY_S) == EX_CONFIG
-        assert "another application" in older.said.splitlines()[-1]
+        broker.stop()
+        wait_until(lambda: "trying again" in application.said, "it has noticed", 60)
+        broker.start()
         streams.sync(20)
         topics.reaches(20)
+        assert application.runs
         broker.stop()
-        wait_until(lambda: "trying again" in newer.said, "it has noticed", 60)
-        broker.start()
-        streams.sync(30)
-        topics.reaches(30)
-        assert newer.runs
-        broker.stop()
-        newer.stop_impatiently()
+        application.stop_impatiently()
         broker.start()
         wait_until(lambda: _leads(topics), "all topics have a leader again")
         _is_well(topics)

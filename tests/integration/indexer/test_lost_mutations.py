@@ -195,7 +195,9 @@ def cut_off(broker: Broker, topic: str, partition: int, offset: int) -> None:
         path.unlink()
 
 
-@pytest.mark.parametrize("alive", [True, False], ids=["alive", "away"])
+@pytest.mark.parametrize(
+    "alive", [True, pytest.param(False, marks=pytest.mark.matrix)], ids=["alive", "away"]
+)
 def test_a_log_that_was_cut_off_and_has_grown_is_told_by_its_leader(
     own_broker: Broker, tmp_path: Path, alive: bool
 ) -> None:
