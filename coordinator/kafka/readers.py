@@ -7,6 +7,7 @@ an offset, the caller gets an error. Records are passed on raw.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,7 @@ from coordinator.core.model.types import Offset
 from coordinator.kafka.address import client_settings
 from coordinator.kafka.errors import may_pass, passes_by_itself
 from coordinator.kafka.settings import RECONNECT_BACKOFF_MS_MAX, SOCKET_TIMEOUT_MS
+from coordinator.kafka.stall_detector import SILENCE_S
 from coordinator.kafka.topics import MESSAGE_BYTES_MAX
 
 BEGINNING, END = -2, -1
@@ -62,6 +64,9 @@ def consumer(bootstrap_servers: str, group: str, **more: Any) -> Consumer:
 class TailReader:
     """Reads partitions in a thread and passes batches on; pauses while `pause_while` is true.
 
+    A client that was told of no broker, by one that is just stopping, may never find one again, and
+    reports nothing. So one that has been silent for long, and gets no answer, is replaced.
+
     If the thread ends by a failure, it calls `failed` with the reason. `has_died` also tells if
     that call has failed: a node whose reader is dead would not notice it otherwise.
     """
@@ -78,9 +83,11 @@ class TailReader:
     ) -> None:
         """`positions` maps (topic, partition) to the first offset to read, or `END`; `more` is for
         the client."""
-        settings = {"fetch.wait.max.ms": TAIL_WAIT_MS, **more}
-        self._consumer = consumer(bootstrap_servers, group, **settings)
-        self._consumer.assign([TopicPartition(t, p, o) for (t, p), o in positions.items()])
+        self._servers, self._group = bootstrap_servers, group
+        self._settings = {"fetch.wait.max.ms": TAIL_WAIT_MS, **more}
+        self._positions = dict(positions)
+        self._consumer = self._begun()
+        self._heard_s = time.monotonic()
         self._hand_over = hand_over
         self._failed = failed
         self._pause_while = pause_while
@@ -99,6 +106,12 @@ class TailReader:
         """Tell whether the thread has ended without a call of `stop`."""
         return not self._thread.is_alive() and not self._stopping.is_set()
 
+    def _begun(self) -> Consumer:
+        """Return a client that reads from where this reader is."""
+        made = consumer(self._servers, self._group, **self._settings)
+        made.assign([TopicPartition(t, p, o) for (t, p), o in self._positions.items()])
+        return made
+
     def _run(self) -> None:
         try:
             self._read()
@@ -112,6 +125,7 @@ class TailReader:
         while not self._stopping.is_set():
             if self._pause_while():
                 self._stopping.wait(0.01)
+                self._heard_s = time.monotonic()
                 continue
             batch = self._next()
             if batch and not self._stopping.is_set():
@@ -123,7 +137,25 @@ class TailReader:
             error = message.error()
             if error is not None and not passes_by_itself(error):
                 raise KafkaException(error)
-        return [m for m in messages if m.error() is None]
+        found = [m for m in messages if m.error() is None]
+        for message in found:
+            place = (str(message.topic()), int(message.partition() or 0))
+            self._positions[place] = int(message.offset() or 0) + 1
+        if found or not self._positions:
+            self._heard_s = time.monotonic()
+        elif time.monotonic() >= self._heard_s + SILENCE_S:
+            self._doubt()
+        return found
+
+    def _doubt(self) -> None:
+        """Replace the client if it gets no answer; one that is well is left alone for a while."""
+        try:
+            place = next(iter(self._positions))
+            self._consumer.get_watermark_offsets(TopicPartition(*place), ATTEMPT_S)
+        except KafkaException:
+            self._consumer.close()
+            self._consumer = self._begun()
+        self._heard_s = time.monotonic()
 
 
 def _reason(error: Exception) -> str:

@@ -1,8 +1,9 @@
 """Notices that a consumer has stalled: the client reports nothing then, and never continues.
 
-After cuts of the network librdkafka may lose a broker for ever, though records wait there. Then the
-owner of the consumer makes a new one. No health check of the process would show the stall, as
-everything else works.
+After cuts of the network librdkafka may lose a broker for ever, though records wait there. So it
+does where a broker that is about to stop, or was taken for gone, tells it that there is no broker
+at all: it forgets the address that it was given, too. Then the owner of the consumer makes a new
+one. No health check of the process would show the stall, as everything else works.
 """
 
 from __future__ import annotations
@@ -43,6 +44,12 @@ class StallDetector:
         self._doubted = {}
         self._look_s = now + self._silence_s
         self._to_look = []
+
+    def unassigned(self, places: Iterable[TopicPartition]) -> None:
+        """Note what is read no more."""
+        for place in places:
+            self._heard_s.pop((place.topic, place.partition), None)
+        self._to_look = [place for place in self._to_look if place in self._heard_s]
 
     def note(self, message: Message) -> None:
         """Note a record, or that a partition was read to its end."""

@@ -22,6 +22,7 @@ from coordinator.core.model.types import Seqno, Vbuuid
 from coordinator.kafka.document_topics import Cleaning, TopicFacts
 from coordinator.kafka.errors import passes_by_itself
 from coordinator.kafka.readers import consumer
+from coordinator.kafka.stall_detector import StallDetector
 from coordinator.kafka.topic_histories import History, TopicHistories, vbuuid_of
 from projector_sim.protocol import frames
 from projector_sim.protocol.failover import Branch, FailoverLog, rollback_seqno
@@ -47,6 +48,7 @@ LOST = frozenset(
         KafkaError.OFFSET_OUT_OF_RANGE,
     }
 )
+PARTITION_END = KafkaError._PARTITION_EOF
 GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION})
 
 
@@ -131,17 +133,27 @@ class TopicStream(QueuedStream):
         self._begin_all()
         if not self._flush() or not self._partitions:
             return
+        while self._reads(decode):
+            pass
+
+    def _reads(self, decode: Decoder) -> bool:
+        """Read by one client, from where the partitions are; True: it stands still, and another
+        one may not."""
         place = self._place
         reader = consumer(
             place.servers,
             place.group,
             **{"enable.partition.eof": True, "queued.max.messages.kbytes": FETCH_KBYTES},
         )
+        stall_detector = StallDetector(reader)
         try:
-            topic = place.facts.topic
-            starts = [TopicPartition(topic, p, self._offsets[p]) for p in self._partitions]
+            starts = [
+                TopicPartition(place.facts.topic, p, max(partition.at, self._offsets[p]))
+                for p, partition in self._partitions.items()
+            ]
             reader.assign(starts)
-            self._follow(reader, decode)
+            stall_detector.assigned(starts)
+            return self._follow(reader, stall_detector, decode)
         finally:
             reader.close()
 
@@ -203,13 +215,15 @@ class TopicStream(QueuedStream):
 
     # -- what follows ------------------------------------------------------------------------
 
-    def _follow(self, reader: Consumer, decode: Decoder) -> None:
+    def _follow(self, reader: Consumer, stall_detector: StallDetector, decode: Decoder) -> bool:
         read = set(self._partitions)
         while self._partitions and not self._stopping.is_set():
             first = reader.poll(self._patience_s())
             if first is not None:
                 for message in (first, *reader.consume(BATCH_MAX, 0)):
                     self._take(message, decode)
+                    if self._is_place_reached(message):
+                        stall_detector.note(message)
             for p in tuple(self._partitions):
                 self._note_end(reader, p)
                 self._end_portion(p)
@@ -221,11 +235,25 @@ class TopicStream(QueuedStream):
             over = read - self._partitions.keys()
             if over:
                 topic = self._place.facts.topic
-                reader.incremental_unassign([TopicPartition(topic, p) for p in over])
+                ended = [TopicPartition(topic, p) for p in over]
+                reader.incremental_unassign(ended)
+                stall_detector.unassigned(ended)
                 read -= over
             if not self._flush():
-                return
+                return False
+            try:
+                stall_detector.check()
+            except KafkaException:
+                return True
         self.reason = self.reason or "all that was asked for was sent"
+        return False
+
+    def _is_place_reached(self, message: Message) -> bool:
+        """Tell whether this is a record, or an end, of a partition that is read still."""
+        error = message.error()
+        return message.partition() in self._partitions and (
+            error is None or error.code() == PARTITION_END
+        )
 
     def _note_end(self, reader: Consumer, p: int) -> None:
         """Note that a partition was read to its end, as of when Kafka was last asked.
@@ -291,7 +319,7 @@ class TopicStream(QueuedStream):
         """Hear what the client says. Raises KafkaException: the connection cannot go on."""
         code = error.code()
         partition = self._partitions.get(p) if p is not None else None
-        if code == KafkaError._PARTITION_EOF:
+        if code == PARTITION_END:
             if partition is not None:
                 partition.is_at_end = True
                 partition.reached = max(partition.reached, offset or 0)

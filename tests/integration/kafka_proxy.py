@@ -99,6 +99,34 @@ def as_duplicates(topic: str) -> Alteration:
     return altered
 
 
+FORGETFUL = {
+    "metadata.recovery.strategy": "none",
+    "topic.metadata.refresh.interval.ms": 300,
+}
+"""With these a client that is once told of no broker never finds one again. Without them that is a
+matter of moments: it depends on what else the client is just told."""
+
+
+def as_without_brokers(proxy: KafkaProxy, told: list[bytes]) -> Alteration:
+    """Return what makes a broker tell that there is none, as one does that is about to stop.
+
+    The list of brokers in an answer to a Metadata request has one, with a number, the proxy's
+    address and no rack; `told` gets each answer that was changed.
+    """
+    address = bytes((len(LOOPBACK) + 1,)) + LOOPBACK.encode() + struct.pack(">i", proxy.port)
+    one = b"\x02" + struct.pack(">i", 1) + address + b"\x00\x00"
+
+    def altered(data: bytes) -> bytes:
+        before, found, after = data.partition(one)
+        if not found:
+            return data
+        told.append(data)
+        size = int.from_bytes(before[:4], "big") - len(one) + 1
+        return size.to_bytes(4, "big") + before[4:] + b"\x01" + after
+
+    return altered
+
+
 class KafkaProxy:
     """Relays between clients and one broker; `rule` and `alter` may be replaced at any time."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from coordinator.core.model.types import TxnId
 from coordinator.embedded.broker import Broker
 from coordinator.kafka import log_reader, readers
 from tests.integration.cluster import wait_until
+from tests.integration.kafka_proxy import FORGETFUL, as_without_brokers, proxied_broker
 
 
 def write_transactions(servers: str, topic: str, aborted_last: bool = False) -> None:
@@ -51,12 +53,16 @@ def read(servers: str, topic: str, above: int = 0, at_least: int = 0) -> list[in
     return [event.cas for batch in batches for event in batch]
 
 
-@pytest.fixture
-def topic(broker: Broker) -> str:
+def make_topic(servers: str) -> str:
     name = f"read-{uuid.uuid4().hex[:8]}"
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 2})
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 2})
     admin.create_topics([NewTopic(name, 1, 1)])[name].result(20)
     return name
+
+
+@pytest.fixture
+def topic(broker: Broker) -> str:
+    return make_topic(broker.bootstrap_servers)
 
 
 def test_events_are_read_to_the_end_although_the_log_ends_with_a_marker(
@@ -174,3 +180,35 @@ def test_a_reader_that_is_stopped_has_not_died_and_has_nothing_to_tell(
     assert not reader._thread.is_alive()
     assert not reader.has_died
     assert told == []
+
+
+def test_a_reader_whose_client_was_told_of_no_broker_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So says a broker that is about to stop. The client forgets all addresses without a word."""
+    monkeypatch.setattr(readers, "SILENCE_S", 1.0)
+    read: list[bytes] = []
+    failures: list[str] = []
+
+    def hand_over(messages: list[Message]) -> None:
+        read.extend(bytes(message.value() or b"") for message in messages)
+
+    with proxied_broker(tmp_path / "kafka") as proxy:
+        servers = proxy.bootstrap_servers
+        name = make_topic(servers)
+        produce(servers, name, b"1")
+        reader = readers.TailReader(
+            servers, "tail", {(name, 0): 0}, hand_over, failures.append, **FORGETFUL
+        )
+        wait_until(lambda: read == [b"1"], "the first is read")
+        told: list[bytes] = []
+        proxy.alter = as_without_brokers(proxy, told)
+        wait_until(lambda: len(told) > 0, "it was told")
+        proxy.reset()
+        produce(servers, name, b"2", b"3")
+        wait_until(lambda: len(read) >= 3, "the others are read")
+        produce(servers, name, b"4")
+        wait_until(lambda: len(read) >= 4, "it goes on")
+        reader.stop()
+    assert read == [b"1", b"2", b"3", b"4"]
+    assert failures == []

@@ -11,23 +11,28 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from coordinator.core.model.entities import Bucket
 from coordinator.core.model.stream_records import BACKFILL, MAINTENANCE
+from coordinator.kafka.readers import consumer
+from coordinator.kafka.stall_detector import StallDetector
 from coordinator.kafka.state_follower import StatusLog
 from coordinator.runtime.threads import Threads
 from projector_sim.protocol import frames
 from projector_sim.protocol.frames import HEAD, Decoder, Reason
 from projector_sim.protocol.source import Logs, Source, SourceBucket, SourceStream
+from projector_sim.sources import topic_stream
 from projector_sim.sources.kv_source import KvSource
 from projector_sim.sources.topic_source import TopicSource
 from tests.integration.cluster import DEADLINE_S, wait_until
+from tests.integration.kafka_proxy import FORGETFUL, as_without_brokers, proxied_broker
 from tests.integration.kv import KvProcess
 
 pytestmark = pytest.mark.integration
@@ -424,3 +429,33 @@ def test_snapshots_end_also_where_something_is_written_all_the_time(
         over.set()
         writer.join()
     assert all(one.seqno >= until[v] for v, one in reading.ended.items())
+
+
+def test_a_stream_whose_client_was_told_of_no_broker_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So says a broker that is about to stop. The client forgets all addresses without a word."""
+
+    def forgetful(*place: str, **more: Any) -> Consumer:
+        return consumer(*place, **more, **FORGETFUL)
+
+    monkeypatch.setattr(topic_stream, "consumer", forgetful)
+    monkeypatch.setattr(topic_stream, "StallDetector", partial(StallDetector, silence_s=1.0))
+    with proxied_broker(tmp_path / "kafka") as proxy:
+        bench = TopicBench(proxy.bootstrap_servers)
+        bench.make("orders")
+        stream = bench.source.open(Asked("orders"), lambda: None)
+        reading = Reading(stream)
+        reading.has_begun()
+        bench.write("orders", {"a": {"n": 1}, "b": {"n": 2}})
+        reading.has({"a": {"n": 1}, "b": {"n": 2}})
+        told: list[bytes] = []
+        proxy.alter = as_without_brokers(proxy, told)
+        # Others ask more rarely than the stream does.
+        reading.read(lambda: len(told) >= 3, "it was told")
+        proxy.reset()
+        bench.write("orders", {"a": {"n": 3}, "c": {"n": 4}})
+        reading.has({"a": {"n": 3}, "b": {"n": 2}, "c": {"n": 4}})
+        assert reading.ended == {}
+        stream.close()
+        bench.close()
