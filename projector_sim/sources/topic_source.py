@@ -34,6 +34,10 @@ from projector_sim.sources.topic_records import Decoder, RecordError, decoder_of
 from projector_sim.sources.topic_stream import TopicPlace, TopicStream, failover_log_of
 
 POLL_S = 0.2
+ASK_S = 10.0
+"""So often it is looked whether the member of the group gets answers."""
+
+CALL_TIMEOUT_S = 1.0
 LOOK_S = 1.0
 PAUSE_S = 0.5
 CLEANED_S = 5.0
@@ -83,6 +87,9 @@ class TopicSource:
         self._buckets: Mapping[str, Bucket] = {}
         self._topics: dict[str, tuple[TopicFacts, Cleaning]] = {}
         self._dealt: dict[str, frozenset[int]] = {}
+        self._asked_s = 0.0
+        self._is_unanswered = False
+        """Whether the member of the group got no answer when it was last asked to get one."""
         self._is_dealt_anew = False
         """What comes next is all that this member has."""
         self._told: dict[str, SourceBucket] = {}
@@ -265,6 +272,7 @@ class TopicSource:
                 "queued.max.messages.kbytes": 1,
             },
         )
+        self._asked_s, self._is_unanswered = time.monotonic(), False
         try:
             subscribed: list[str] = []
             due_s = 0.0
@@ -278,7 +286,8 @@ class TopicSource:
                     self._hear(error)
                 if time.monotonic() >= due_s:
                     due_s = time.monotonic() + LOOK_S
-                    self._look_if_possible()
+                    if self._look_if_possible():
+                        self._require_member(member, subscribed)
                 self._tell()
         finally:
             self._is_dealt_anew = True
@@ -330,11 +339,32 @@ class TopicSource:
             raise KafkaException(error)
         self._status_log.problem("topics", error.str())
 
-    def _look_if_possible(self) -> None:
+    def _look_if_possible(self) -> bool:
+        """Look which topics there are; tell whether Kafka has answered."""
         try:
             self._look()
         except KafkaException as error:
             self._status_log.problem("topics", error.args[0].str())
+            return False
+        return True
+
+    def _require_member(self, member: Consumer, topics: list[str]) -> None:
+        """Require that the member gets answers, as others do. Raises KafkaException.
+
+        One that was told of no broker may never find one again, and says nothing. To others it has
+        left the group by then.
+        """
+        if not topics or time.monotonic() < self._asked_s + ASK_S:
+            return
+        self._asked_s = time.monotonic()
+        try:
+            member.list_topics(topics[0], timeout=CALL_TIMEOUT_S)
+        except KafkaException:
+            if self._is_unanswered:
+                raise
+            self._is_unanswered = True
+        else:
+            self._is_unanswered = False
 
     def _look(self) -> None:
         """Look which topics there are, and whether they are what they were."""

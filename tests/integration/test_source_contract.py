@@ -28,7 +28,7 @@ from coordinator.runtime.threads import Threads
 from projector_sim.protocol import frames
 from projector_sim.protocol.frames import HEAD, Decoder, Reason
 from projector_sim.protocol.source import Logs, Source, SourceBucket, SourceStream
-from projector_sim.sources import topic_stream
+from projector_sim.sources import topic_source, topic_stream
 from projector_sim.sources.kv_source import KvSource
 from projector_sim.sources.topic_source import TopicSource
 from tests.integration.cluster import DEADLINE_S, wait_until
@@ -431,14 +431,14 @@ def test_snapshots_end_also_where_something_is_written_all_the_time(
     assert all(one.seqno >= until[v] for v, one in reading.ended.items())
 
 
+def forgetful(*place: str, **more: Any) -> Consumer:
+    return consumer(*place, **more, **FORGETFUL)
+
+
 def test_a_stream_whose_client_was_told_of_no_broker_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So says a broker that is about to stop. The client forgets all addresses without a word."""
-
-    def forgetful(*place: str, **more: Any) -> Consumer:
-        return consumer(*place, **more, **FORGETFUL)
-
     monkeypatch.setattr(topic_stream, "consumer", forgetful)
     monkeypatch.setattr(topic_stream, "StallDetector", partial(StallDetector, silence_s=1.0))
     with proxied_broker(tmp_path / "kafka") as proxy:
@@ -458,4 +458,26 @@ def test_a_stream_whose_client_was_told_of_no_broker_goes_on_where_it_was(
         reading.has({"a": {"n": 3}, "b": {"n": 2}, "c": {"n": 4}})
         assert reading.ended == {}
         stream.close()
+        bench.close()
+
+
+def test_a_member_that_was_told_of_no_broker_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partitions of another topic would never be dealt to it."""
+
+    def member(*place: str, **more: Any) -> Consumer:
+        return consumer(*place, **{**more, **FORGETFUL})
+
+    monkeypatch.setattr(topic_source, "consumer", member)
+    monkeypatch.setattr(topic_source, "ASK_S", 1.0)
+    with proxied_broker(tmp_path / "kafka") as proxy:
+        bench = TopicBench(proxy.bootstrap_servers)
+        bench.make("orders")
+        told: list[bytes] = []
+        proxy.alter = as_without_brokers(proxy, told)
+        wait_until(lambda: len(told) > 0, "it was told")
+        proxy.reset()
+        bench.make("more")
+        bench.owned("orders")
         bench.close()
