@@ -153,8 +153,8 @@ class TailReader:
             place = next(iter(self._positions))
             self._consumer.get_watermark_offsets(TopicPartition(*place), ATTEMPT_S)
         except KafkaException:
-            self._consumer.close()
-            self._consumer = self._begun()
+            lost, self._consumer = self._consumer, self._begun()
+            lost.close()
         self._heard_s = time.monotonic()
 
 
