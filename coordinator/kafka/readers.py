@@ -85,7 +85,7 @@ class TailReader:
         the client."""
         self._servers, self._group = bootstrap_servers, group
         self._settings = {"fetch.wait.max.ms": TAIL_WAIT_MS, **more}
-        self._positions = dict(positions)
+        self._places = [TopicPartition(t, p, o) for (t, p), o in positions.items()]
         self._consumer = self._begun()
         self._heard_s = time.monotonic()
         self._hand_over = hand_over
@@ -109,7 +109,7 @@ class TailReader:
     def _begun(self) -> Consumer:
         """Return a client that reads from where this reader is."""
         made = consumer(self._servers, self._group, **self._settings)
-        made.assign([TopicPartition(t, p, o) for (t, p), o in self._positions.items()])
+        made.assign(self._places)
         return made
 
     def _run(self) -> None:
@@ -138,10 +138,7 @@ class TailReader:
             if error is not None and not passes_by_itself(error):
                 raise KafkaException(error)
         found = [m for m in messages if m.error() is None]
-        for message in found:
-            place = (str(message.topic()), int(message.partition() or 0))
-            self._positions[place] = int(message.offset() or 0) + 1
-        if found or not self._positions:
+        if found or not self._places:
             self._heard_s = time.monotonic()
         elif time.monotonic() >= self._heard_s + SILENCE_S:
             self._doubt()
@@ -150,10 +147,16 @@ class TailReader:
     def _doubt(self) -> None:
         """Replace the client if it gets no answer; one that is well is left alone for a while."""
         try:
-            place = next(iter(self._positions))
-            self._consumer.get_watermark_offsets(TopicPartition(*place), ATTEMPT_S)
+            self._consumer.get_watermark_offsets(self._places[0], ATTEMPT_S)
         except KafkaException:
-            lost, self._consumer = self._consumer, self._begun()
+            lost = self._consumer
+            read = lost.position(self._places)
+            # Of a partition of which nothing was read there is no position yet.
+            self._places = [
+                now if now.offset >= 0 else begin
+                for now, begin in zip(read, self._places, strict=True)
+            ]
+            self._consumer = self._begun()
             lost.close()
         self._heard_s = time.monotonic()
 

@@ -24,6 +24,7 @@ from coordinator.core.model.stream_records import FailoverBranch
 from coordinator.core.model.types import Offset
 from coordinator.kafka.document_topics import Cleaning, TopicError, TopicFacts
 from coordinator.kafka.readers import consumer
+from coordinator.kafka.stall_detector import CALL_TIMEOUT_S, SILENCE_S
 from coordinator.kafka.state_follower import StatusLog, wall_ms
 from coordinator.kafka.topic_histories import TopicHistories
 from coordinator.runtime.threads import Threads
@@ -34,10 +35,6 @@ from projector_sim.sources.topic_records import Decoder, RecordError, decoder_of
 from projector_sim.sources.topic_stream import TopicPlace, TopicStream, failover_log_of
 
 POLL_S = 0.2
-ASK_S = 10.0
-"""So often it is looked whether the member of the group gets answers."""
-
-CALL_TIMEOUT_S = 1.0
 LOOK_S = 1.0
 PAUSE_S = 0.5
 CLEANED_S = 5.0
@@ -354,7 +351,7 @@ class TopicSource:
         One that was told of no broker may never find one again, and says nothing. To others it has
         left the group by then.
         """
-        if not topics or time.monotonic() < self._asked_s + ASK_S:
+        if not topics or time.monotonic() < self._asked_s + SILENCE_S:
             return
         self._asked_s = time.monotonic()
         try:

@@ -205,7 +205,7 @@ CHANGES = st.dictionaries(
 
 
 @settings(
-    max_examples=15 if os.environ.get("MATRIX") else 5,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

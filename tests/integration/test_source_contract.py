@@ -10,6 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -432,7 +433,7 @@ def test_snapshots_end_also_where_something_is_written_all_the_time(
 
 
 def forgetful(*place: str, **more: Any) -> Consumer:
-    return consumer(*place, **more, **FORGETFUL)
+    return consumer(*place, **{**more, **FORGETFUL})
 
 
 def test_a_stream_whose_client_was_told_of_no_broker_goes_on_where_it_was(
@@ -441,8 +442,10 @@ def test_a_stream_whose_client_was_told_of_no_broker_goes_on_where_it_was(
     """So says a broker that is about to stop. The client forgets all addresses without a word."""
     monkeypatch.setattr(topic_stream, "consumer", forgetful)
     monkeypatch.setattr(topic_stream, "StallDetector", partial(StallDetector, silence_s=1.0))
-    with proxied_broker(tmp_path / "kafka") as proxy:
-        bench = TopicBench(proxy.bootstrap_servers)
+    with (
+        proxied_broker(tmp_path / "kafka") as proxy,
+        closing(TopicBench(proxy.bootstrap_servers)) as bench,
+    ):
         bench.make("orders")
         stream = bench.source.open(Asked("orders"), lambda: None)
         reading = Reading(stream)
@@ -458,21 +461,18 @@ def test_a_stream_whose_client_was_told_of_no_broker_goes_on_where_it_was(
         reading.has({"a": {"n": 3}, "b": {"n": 2}, "c": {"n": 4}})
         assert reading.ended == {}
         stream.close()
-        bench.close()
 
 
 def test_a_member_that_was_told_of_no_broker_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Partitions of another topic would never be dealt to it."""
-
-    def member(*place: str, **more: Any) -> Consumer:
-        return consumer(*place, **{**more, **FORGETFUL})
-
-    monkeypatch.setattr(topic_source, "consumer", member)
-    monkeypatch.setattr(topic_source, "ASK_S", 1.0)
-    with proxied_broker(tmp_path / "kafka") as proxy:
-        bench = TopicBench(proxy.bootstrap_servers)
+    monkeypatch.setattr(topic_source, "consumer", forgetful)
+    monkeypatch.setattr(topic_source, "SILENCE_S", 1.0)
+    with (
+        proxied_broker(tmp_path / "kafka") as proxy,
+        closing(TopicBench(proxy.bootstrap_servers)) as bench,
+    ):
         bench.make("orders")
         told: list[bytes] = []
         proxy.alter = as_without_brokers(proxy, told)
@@ -480,4 +480,3 @@ def test_a_member_that_was_told_of_no_broker_is_replaced(
         proxy.reset()
         bench.make("more")
         bench.owned("orders")
-        bench.close()

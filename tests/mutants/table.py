@@ -5571,8 +5571,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "another-client-begins-where-the-reader-began",
         "coordinator/kafka/readers.py",
-        "self._positions[place] = int(message.offset() or 0) + 1",
-        "self._positions.setdefault(place, 0)",
+        "now if now.offset >= 0 else begin",
+        "begin",
         "tests/integration/test_shell_readers.py",
     ),
     Mutant(
