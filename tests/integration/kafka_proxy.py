@@ -4,7 +4,8 @@ The broker advertises the proxy's address, so every client comes through it. Req
 frames of Kafka's protocol: a length, then the number of the API. A `Rule` decides what becomes of
 each: it goes on, it is held, or its connection to the client is cut while the broker keeps the
 request. A held request reaches the broker when the test lets go of it, over the connection on which
-it came: that is how a packet is late.
+it came: that is how a packet is late. Answers are whole frames, too: an `Alteration` changes one
+and knows what was asked, because answers of two APIs may have the same bytes in them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from coordinator.embedded.broker import Broker
 
 LOOPBACK = "127.0.0.1"
-CREATE_TOPICS, END_TXN, DESCRIBE_CONFIGS = 19, 26, 32
+PRODUCE, METADATA, CREATE_TOPICS, END_TXN, DESCRIBE_CONFIGS = 0, 3, 19, 26, 32
 HEAD = struct.Struct(">ihhi")
 BACKLOG = 128
 WAIT_S = 90.0
@@ -42,8 +43,8 @@ class Held:
 Rule = Callable[[int], str]
 """Says what becomes of a request of this API."""
 
-Alteration = Callable[[bytes], bytes]
-"""Changes an answer on its way to the client, and leaves its length."""
+Alteration = Callable[[int, bytes], bytes]
+"""Changes the answer to a request of this API on its way to the client: a whole frame."""
 
 DUPLICATE_SEQUENCE_NUMBER = 46
 NO_ERROR = struct.pack(">h", 0)
@@ -89,11 +90,12 @@ def as_duplicates(topic: str) -> Alteration:
     head = bytes((len(topic) + 1,)) + topic.encode() + bytes((2, 0, 0, 0, 0))
     body = struct.pack(">hq", DUPLICATE_SEQUENCE_NUMBER, -1)
 
-    def altered(data: bytes) -> bytes:
+    def altered(api: int, data: bytes) -> bytes:
         at = data.find(head) + len(head)
         rest = data[at + len(body) :]
         is_written = data[at : at + 2] == NO_ERROR
-        is_produced = at >= len(head) and is_written and rest.startswith(NO_TIME)
+        is_found = api == PRODUCE and at >= len(head)
+        is_produced = is_found and is_written and rest.startswith(NO_TIME)
         return data[:at] + body + rest if is_produced else data
 
     return altered
@@ -116,9 +118,9 @@ def as_without_brokers(proxy: KafkaProxy, told: list[bytes]) -> Alteration:
     address = bytes((len(LOOPBACK) + 1,)) + LOOPBACK.encode() + struct.pack(">i", proxy.port)
     one = b"\x02" + struct.pack(">i", 1) + address + b"\x00\x00"
 
-    def altered(data: bytes) -> bytes:
+    def altered(api: int, data: bytes) -> bytes:
         before, found, after = data.partition(one)
-        if not found:
+        if api != METADATA or not found:
             return data
         told.append(data)
         size = int.from_bytes(before[:4], "big") - len(one) + 1
@@ -200,15 +202,19 @@ class KafkaProxy:
             for one in (client, broker):
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._sockets.add(one)
-            threading.Thread(target=self._requests, args=(client, broker), daemon=True).start()
-            threading.Thread(target=self._answers, args=(client, broker), daemon=True).start()
+            ends = (client, broker, {})
+            threading.Thread(target=self._requests, args=ends, daemon=True).start()
+            threading.Thread(target=self._answers, args=ends, daemon=True).start()
 
-    def _requests(self, client: socket.socket, broker: socket.socket) -> None:
+    def _requests(
+        self, client: socket.socket, broker: socket.socket, asked: dict[int, int]
+    ) -> None:
         """Carry requests to the broker; one that is held keeps its connection there open."""
         kept = False
         with suppress(OSError, struct.error):
             while (frame := _frame(client)) is not None:
-                api = HEAD.unpack_from(frame)[1]
+                _, api, _, number = HEAD.unpack_from(frame)
+                asked[number] = api
                 action = self.rule(api)
                 with self._changed:
                     self._seen.append((api, time.monotonic()))
@@ -227,28 +233,29 @@ class KafkaProxy:
         if not kept:
             _end(broker)
 
-    def _answers(self, client: socket.socket, broker: socket.socket) -> None:
-        """Carry answers to the client, as long as it is there."""
+    def _answers(self, client: socket.socket, broker: socket.socket, asked: dict[int, int]) -> None:
+        """Carry answers to the client, as long as it is there; `asked` has the API by number."""
         there = True
         with suppress(OSError):
-            while data := broker.recv(1 << 16):
+            while data := _frame(broker):
+                number = int.from_bytes(data[4:8], "big")
                 with self._changed:
                     self._answered.add(broker)
                     self._changed.notify_all()
                 if there:
                     try:
-                        client.sendall(self.alter(data))
+                        client.sendall(self.alter(asked.pop(number), data))
                     except OSError:
                         there = False
         _end(client)
 
 
-def _unaltered(data: bytes) -> bytes:
+def _unaltered(api: int, data: bytes) -> bytes:
     return data
 
 
 def _frame(stream: socket.socket) -> bytes | None:
-    """Return the next request with its length in front; None at the end."""
+    """Return the next request or answer with its length in front; None at the end."""
     head = _exactly(stream, 4)
     if head is None:
         return None
