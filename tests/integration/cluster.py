@@ -76,11 +76,15 @@ START_S = 150.0
 """Six processes that start together beside whatever else keeps the machine busy."""
 
 IMPATIENCE_S = 0.002
-POLL_S = 0.02
+POLL_S, POLL_S_MAX = 0.02, 0.15
+"""Who waits asks ever more rarely: each question is work for the processes that it waits for."""
+
 GRACE_S = 15.0
 CAS_BASE = 1
 MOUNT_BYTES = 96 * 1024 * 1024
 SPARK_S = 150.0
+TRIGGER_MS = 300
+"""Spark begins a batch so often at most: three times less than by default, on two processors."""
 
 
 def add_partitions(servers: str, topics: Iterable[str], count: int) -> None:
@@ -103,6 +107,7 @@ def wait_until(condition: Callable[[], T | None], what: str, deadline_s: float =
     A node that does not answer, or refuses, is a condition that is not true yet.
     """
     end_s = time.monotonic() + deadline_s
+    pause_s = POLL_S
     last: object = None
     while time.monotonic() < end_s:
         try:
@@ -113,7 +118,8 @@ def wait_until(condition: Callable[[], T | None], what: str, deadline_s: float =
             if value:
                 return value
             last = value
-        time.sleep(POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, POLL_S_MAX)
     raise AssertionError(f"not within {deadline_s:g} s: {what} (last: {last!r})")
 
 
@@ -273,7 +279,7 @@ class IndexerChild(Child):
         return [
             *(sys.executable, "-m", "indexer_sim", "--id", str(self.indexer)),
             *("--cluster", cluster.name, "--bootstrap-servers", cluster.servers),
-            *("--data-dir", str(self.folder), "--zone", self.zone, "--heartbeat-ms", "200"),
+            *("--data-dir", str(self.folder), "--zone", self.zone),
         ]
 
 
@@ -309,7 +315,6 @@ class ProjectorChild(Child):
             *(sys.executable, "-m", "projector_sim", "projector"),
             *("--projector", str(self.projector), "--cluster", cluster.name),
             *("--bootstrap-servers", cluster.servers, "--kv", self.kv.url),
-            *("--heartbeat-ms", "200"),
         ]
 
 
@@ -322,14 +327,13 @@ class TimestampsChild(Child):
 
     def argv(self) -> list[str]:
         cluster = self.cluster
-        return list(
-            timestamps_argv(
-                cluster=cluster.name,
-                bootstrap_servers=cluster.servers,
-                data_dir=cluster.folder,
-                spark_master="local[1]",
-            )
+        argv = timestamps_argv(
+            cluster=cluster.name,
+            bootstrap_servers=cluster.servers,
+            data_dir=cluster.folder,
+            spark_master="local[1]",
         )
+        return [*argv, "--trigger-ms", str(TRIGGER_MS)]
 
     def start(self) -> None:
         self.folder.mkdir(exist_ok=True)

@@ -22,6 +22,9 @@ from coordinator.core.model.records import Mutation
 from tests.integration.cluster import Cluster, an_index, wait_until
 
 KEYS = 5
+PAUSE_S = 0.03
+"""Between the answer and the next request of a client: they write while something goes wrong, and
+leave the processors to those who have to notice it."""
 
 
 class Load:
@@ -87,7 +90,7 @@ class Load:
     def _run(self, work: Callable[[Client, int], None], node: int) -> None:
         with self._cluster.client(node) as client:
             number = 0
-            while not self._stopping.is_set():
+            while not self._stopping.wait(PAUSE_S):
                 try:
                     work(client, number)
                 except Exception as error:

@@ -38,7 +38,7 @@ from tests.integration.cluster import Cluster, in_parallel, value_of, wait_until
 from tests.integration.data_plane import PAGE, SCAN_MS, DataPlane, _row, assert_rows
 from tests.support.oracle import Document, Row, Spec, rows
 
-WRITE_PAUSE_S = 0.02
+WRITE_PAUSE_S = 0.05
 
 
 class Noted(NamedTuple):
@@ -65,18 +65,23 @@ class Scanned(NamedTuple):
 
 @contextmanager
 def stable_plant(
-    folder: Path, servers: str, limits: Mapping[str, int], *more: str
+    folder: Path,
+    servers: str,
+    limits: Mapping[str, int],
+    *,
+    of_indexers: Sequence[str] = (),
+    of_projectors: Sequence[str] = (),
 ) -> Iterator[Cluster]:
     """Run three nodes and indexers, two projectors and Spark, until the block ends.
 
-    `limits` are the settings of timestamps, `more` are options of the indexers.
+    `limits` are the settings of timestamps; the others are options of processes.
     """
     made = Cluster(folder, servers, nodes=3, indexers=3, projectors=2, timestamps=True)
     with made:
         for projector in made.projectors.values():
-            projector.more = ("--repeat-ms", "500")
+            projector.more = of_projectors
         for indexer in made.indexers.values():
-            indexer.more = more
+            indexer.more = of_indexers
         made.start()
         with made.client() as client:
             client.put_config("timestamps", dict(limits))

@@ -62,7 +62,13 @@ SCANS = 12
 def plant(broker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three nodes and indexers, two projectors and Spark, that the tests of this module share."""
     folder = tmp_path_factory.mktemp("plant")
-    with stable_plant(folder, broker.bootstrap_servers, LIMITS, "--checkpoint-s", "1") as made:
+    with stable_plant(
+        folder,
+        broker.bootstrap_servers,
+        LIMITS,
+        of_indexers=("--checkpoint-s", "1"),
+        of_projectors=("--repeat-ms", "2000"),
+    ) as made:
         yield made
 
 
