@@ -48,7 +48,7 @@ test: java $(CLASSES) quick ## Everything: the quick checks, then tests with a r
 	exit $$(( tests || failed ))
 
 test: LATER := $(WORLDS)
-test: export SIMULATION_SEEDS ?= 400
+test: export SIMULATION_SEEDS ?= 200
 test: export HYPOTHESIS_PROFILE ?= thorough
 quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simulator
 	@echo "lint, format, types, imports, unit tests, simulator"

@@ -40,8 +40,8 @@ from tests.integration.cluster import wait_until
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SEED = int(os.environ.get("CHAOS_SEED", "0")) or random.randrange(1_000_000)
-ROUNDS = 2
-"""Together they have every kind; `make test` has the first, so half of them, drawn anew each time.
+ROUNDS = 3
+"""Together they have every kind; `make test` has the first, so a third, drawn anew each time.
 `make chaos` has as many as one likes."""
 
 EACH_FILE = damage.lose_a_table, damage.truncate_manifest, damage.truncate_log
@@ -261,6 +261,7 @@ def test_a_master_that_is_cut_off_from_kafka_is_replaced_and_confirms_nothing(
             one.join(60)
 
 
+@pytest.mark.matrix
 def test_a_broker_that_is_killed_or_stopped_costs_time_and_nothing_else(
     arena: Arena, tmp_path: Path
 ) -> None:

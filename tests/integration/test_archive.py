@@ -90,7 +90,7 @@ class Job(Child):
         return [
             *(sys.executable, "-m", "streaming", "archive", "--cluster", self.topics.name),
             *("--bootstrap-servers", self.topics.servers, "--data-dir", str(self.folder)),
-            *("--trigger-ms", "200", *self.options),
+            *("--trigger-ms", "1000", *self.options),
         ]
 
     def begin(self, *options: str) -> None:

@@ -46,6 +46,7 @@ def test_a_projector_ends_when_a_thread_of_it_dies(topics: Cluster, thread: str)
     assert said.splitlines()[-1] == f"projector 0: the thread {thread} has ended: Odd: planted"
 
 
+@pytest.mark.matrix
 def test_the_application_on_spark_ends_when_it_ticks_no_more(
     topics: Cluster, tmp_path: Path
 ) -> None:

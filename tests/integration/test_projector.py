@@ -461,6 +461,7 @@ def test_documents_that_are_no_json_are_absent_and_counted(
         store.close()
 
 
+@pytest.mark.matrix
 def test_the_broker_may_go_away_and_come_back(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, store: Store
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_slice_moves_while_it_is_written_and_scanned(plane: LoggedPlane) -> No
     is_well(plane)
 
 
+@pytest.mark.matrix
 def test_slices_that_move_to_one_indexer_are_one_part(plane: LoggedPlane) -> None:
     chance = random.Random(12)
     masters = [piece["master"] for piece in plane.index("by_pair")["topology"]["slices"]]

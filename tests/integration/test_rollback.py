@@ -156,6 +156,7 @@ def is_persisted(plane: LoggedPlane, indexer: int) -> bool:
     return bool(row["persisted"] == bucket["stability"]["digest"])
 
 
+@pytest.mark.matrix
 def test_indexers_go_back_to_a_snapshot_that_has_nothing_of_what_was_lost(
     plant: Cluster, plane: LoggedPlane
 ) -> None:
@@ -254,6 +255,7 @@ def test_whatever_happens_meanwhile_indexes_have_what_the_store_has(
     is_well(plane)
 
 
+@pytest.mark.matrix
 def test_an_indexer_that_was_away_goes_back_when_it_returns(
     plant: Cluster, plane: LoggedPlane
 ) -> None:

@@ -62,7 +62,8 @@ def gone(process: psutil.Process) -> bool:
 def test_whatever_is_killed_when_nothing_is_lost_or_doubled(
     broker: Broker, make: Make, points: tuple[str, ...]
 ) -> None:
-    """What is killed before a transaction leaves less behind than what is killed within it."""
+    """What is killed before a transaction leaves less behind than what is killed within it. In the
+    end another application takes over."""
     topics = Topics(broker.bootstrap_servers)
     streams = topics.bucket(**QUICK).begin()
     sick = topics.bucket("sick", 4, **QUICK).begin().sync(10)
@@ -86,7 +87,15 @@ def test_whatever_is_killed_when_nothing_is_lost_or_doubled(
     topics.reaches(seqno + 20)
     jvm = jvm_of(application)
     assert uses_class_archive(jvm)
-    application.stop()
+    newer = make(topics, "newer")
+    newer.begin()
+    assert application.wait(READY_S) == EX_CONFIG, "of two applications the newer one goes on"
+    assert "another application" in application.said.splitlines()[-1]
+    wait_until(lambda: gone(jvm), "its JVM is gone")
+    streams.sync(seqno + 30)
+    topics.reaches(seqno + 30)
+    jvm = jvm_of(newer)
+    newer.stop()
     wait_until(lambda: gone(jvm), "its JVM is gone")
     checked(topics.history())
     assert topics.stability() == topics.history()[-1]
@@ -115,20 +124,6 @@ def _is_well(topics: Topics) -> None:
     assert topics.stability() == last
     assert topics.dead_letters() == []
     assert topics.read(RESTART) == []
-
-
-def test_of_two_applications_the_newer_one_goes_on(broker: Broker, make: Make) -> None:
-    topics = Topics(broker.bootstrap_servers)
-    streams = topics.bucket(**QUICK).begin().sync(10)
-    older, newer = make(topics, "older"), make(topics, "newer")
-    older.begin()
-    topics.reaches(10)
-    newer.begin()
-    assert older.wait(READY_S) == EX_CONFIG
-    assert "another application" in older.said.splitlines()[-1]
-    streams.sync(20)
-    topics.reaches(20)
-    _is_well(topics)
 
 
 @pytest.mark.matrix

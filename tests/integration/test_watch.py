@@ -277,10 +277,10 @@ def test_a_reader_that_takes_nothing_slows_nobody(
         one.begun()
         last = 0
         with cluster.client() as client:
-            for number in range(400):
-                last = client.put_config(f"big/{number % 4}", "x" * 20_000)["cas"]
+            for number in range(130):
+                last = client.put_config(f"big/{number % 4}", "x" * 60_000)["cas"]
         one.reaches(last)
-        assert len(one.changes) == 400
+        assert len(one.changes) == 130
     with cluster.client() as client:
         for number in range(4):
             client.delete_config(f"big/{number}")

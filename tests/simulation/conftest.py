@@ -17,17 +17,17 @@ BASE = int(os.environ.get("SIMULATION_BASE") or random.randrange(FIRST, LAST))
 os.environ["SIMULATION_BASE"] = str(BASE)
 
 
-ENOUGH_FOR_EACH, ENOUGH_FOR_PAIRS = 150, 400
+ENOUGH_FOR_EACH, ENOUGH_FOR_PAIRS = 100, 200
 """From so many seeds on a run is held to every fault and every step, and to all pairs of them."""
 
 BATCH = 10
-QUICK_SHARE, THOROUGH_SHARE = 0.05, 0.1875
+QUICK_SHARE, THOROUGH_SHARE = 0.05, 0.2
 SHARE = QUICK_SHARE if PROFILE == "quick" else THOROUGH_SHARE
-PLANE_SEEDS = max(BATCH, int(int(os.environ.get("SIMULATION_SEEDS", "400")) * SHARE))
+PLANE_SEEDS = max(BATCH, int(int(os.environ.get("SIMULATION_SEEDS", "200")) * SHARE))
 """A world with a data plane takes twice as long as one without: a quick run has few. So many are
 run always, and as many that nobody has run."""
 
-ENOUGH = 75
+ENOUGH = 40
 """From so many of each on all faults must have struck."""
 
 
