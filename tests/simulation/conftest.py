@@ -17,8 +17,8 @@ BASE = int(os.environ.get("SIMULATION_BASE") or random.randrange(FIRST, LAST))
 os.environ["SIMULATION_BASE"] = str(BASE)
 
 
-ENOUGH_FOR_EACH, ENOUGH_FOR_PAIRS = 100, 200
-"""From so many seeds on a run is held to every fault and every step, and to all pairs of them."""
+ENOUGH_FOR_EACH = 100
+"""From so many seeds on a run is held to every fault and every step."""
 
 BATCH = 10
 QUICK_SHARE, THOROUGH_SHARE = 0.05, 0.2

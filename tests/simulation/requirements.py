@@ -46,6 +46,10 @@ IMPOSSIBLE: dict[tuple[str, str], str] = {
 }
 """The pairs that cannot occur, each with the reason."""
 
+ENOUGH_FOR_PAIRS = 400
+"""From so many seeds on a run is held to all pairs. Of fewer, the worlds made for what they have
+missed cost more than they do."""
+
 TRIES_MAX = 80
 """So many worlds are made for a pair that was never met, before it is given up."""
 

@@ -11,9 +11,9 @@ import os
 import pytest
 
 from coordinator.core.catalog.outcomes import AHEAD_MS_MAX
-from tests.simulation.conftest import BASE, ENOUGH_FOR_EACH, ENOUGH_FOR_PAIRS
+from tests.simulation.conftest import BASE, ENOUGH_FOR_EACH
 from tests.simulation.kernel.runs import SeedReport, ends_in_processes, run_seeds
-from tests.simulation.requirements import meet_pairs, shortcomings
+from tests.simulation.requirements import ENOUGH_FOR_PAIRS, meet_pairs, shortcomings
 from tests.simulation.world import World
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "300"))
@@ -41,7 +41,8 @@ def hold(seeds: range) -> None:
 
 @pytest.mark.timeout(1_200)
 def test_the_run_met_every_fault_every_step_and_all_pairs_of_them() -> None:
-    """A run of fewer seeds is held to less: to every fault and every step at all.
+    """A run of fewer seeds is held to less: to every fault and every step at all. `make simulate`
+    is held to all pairs.
 
     What the worlds have missed is made here, in worlds that are bounded in number: a busy machine
     takes minutes for them.

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.simulation.conftest import ENOUGH, ENOUGH_FOR_EACH, ENOUGH_FOR_PAIRS, THOROUGH_SHARE
+from tests.simulation.conftest import ENOUGH, ENOUGH_FOR_EACH, THOROUGH_SHARE
+from tests.simulation.requirements import ENOUGH_FOR_PAIRS
 
 TESTS = Path(__file__).parents[2]
 PLANTED = TESTS / "simulation" / "planted"
@@ -37,7 +38,9 @@ def test_make_test_has_seeds_enough_for_every_law_of_the_worlds() -> None:
     """Of fewer a run is held to less, and says so by a skipped test that nobody looks at."""
     makefile = (TESTS.parent / "Makefile").read_text()
     [seeds] = map(int, re.findall(r"^test: export SIMULATION_SEEDS \?= (\d+)$", makefile, re.M))
-    assert seeds >= max(ENOUGH_FOR_EACH, ENOUGH_FOR_PAIRS)
+    assert seeds >= ENOUGH_FOR_EACH
+    [all_of_it] = map(int, re.findall(r"^SEEDS \?= (\d+)$", makefile, re.M))
+    assert all_of_it >= ENOUGH_FOR_PAIRS
     assert int(seeds * THOROUGH_SHARE) >= ENOUGH
 
 
