@@ -81,6 +81,7 @@ simulate: $(STAMP) ## Run the simulator over many seeds (SEEDS=1000)
 chaos: java $(CLASSES) ## Inject faults into a real cluster, and fuzz (ROUNDS=10 FUZZ_SECONDS=20; ARGS="--brokers 3")
 	@$(BIN)/python -m tests.faults --rounds $(ROUNDS) $(ARGS)
 	@MATRIX=1 $(BIN)/pytest -q -m matrix tests/integration tests/faults
+	@HYPOTHESIS_PROFILE=exhaustive $(BIN)/pytest -q -n $(JOBS) -m "not fuzz" tests/unit
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/pytest -q -n $(JOBS) -m fuzz tests/unit
 	@ATTACK_S=$(FUZZ_SECONDS) $(BIN)/pytest -q tests/integration/test_hostile_requests.py
 

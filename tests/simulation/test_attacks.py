@@ -139,6 +139,7 @@ def test_a_master_whose_store_hangs_lets_another_try(
     hanging.start()
 
 
+@pytest.mark.thorough
 def test_a_master_that_ends_nothing_goes_on_where_nobody_else_could(world: World) -> None:
     """No answer of anybody arrives for a while."""
     for machine in world.machines.values():
@@ -170,6 +171,7 @@ def test_a_master_that_never_recovers_lets_another_try(
     assert stuck
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("trimmed", [True, False])
 def test_a_reader_that_begins_late_does_not_make_an_empty_state_of_an_unread_log(
     world: World, monkeypatch: pytest.MonkeyPatch, trimmed: bool

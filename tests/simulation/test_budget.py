@@ -18,7 +18,7 @@ from tests.simulation.meter import CALLS_PER_MS
 from tests.simulation.scenes import master_of, run_until, serves, world_has_members
 from tests.simulation.world import World
 
-WAITING = 4_000
+WAITING, FLOODS = 4_000, 3
 VALUE = '"' + "x" * 4_000 + '"'
 CALLS_MAX = 120_000
 """What a full group costs, and half as much again."""
@@ -70,12 +70,12 @@ def flood() -> None:
 def failover_with_many_outcomes() -> None:
     """Let another node take over while very much is remembered."""
     world = a_world()
-    for number in range(5):
+    for number in range(FLOODS):
         found = Flood(world, WAITING, '"1"', name=f"{number}-")
         run_until(world, lambda found=found: len(found.answers) == WAITING, 600_000)  # type: ignore[misc]
     node = master_of(world).node
     assert node is not None
-    assert len(node.outcomes) == 5 * WAITING
+    assert len(node.outcomes) == FLOODS * WAITING
     world.judge.calls_max = CALLS_MAX // 10
     epoch = world.judge.truth.epoch
     master_of(world).crash()
@@ -89,6 +89,7 @@ def test_no_step_is_long(scenario: Any) -> None:
     scenario()
 
 
+@pytest.mark.thorough
 def test_a_group_that_looks_at_all_that_waits_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def thorough(self: GroupCommit, view: NodeView, group: Any) -> None:
         left, queue = [], self._requests.queue

@@ -62,6 +62,7 @@ def test_a_refusing_replica_rolls_back_and_its_log_is_deleted(world: World) -> N
     assert ask(world, PUT).status == OK
 
 
+@pytest.mark.thorough
 def test_refusals_with_a_success_between_them_do_not_add_up(world: World) -> None:
     master, replica = master_of(world), replicas_of(world)[0]
     assert master.node is not None

@@ -69,6 +69,7 @@ def test_all_disks_are_lost_and_the_log_brings_everything_back(world: World) -> 
     assert synchronised_from(world, "statecontext")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("survivor", ["master", "replica"])
 def test_two_wiped_nodes_and_a_stray_need_nobody_but_the_survivor(
     world: World, survivor: str

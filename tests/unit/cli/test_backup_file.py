@@ -95,6 +95,7 @@ def test_a_file_that_is_replaced_is_the_old_one_until_the_new_one_is_whole(tmp_p
     assert code_of(tmp_path / "no-folder" / "a.backup") == "backup_failed"
 
 
+@pytest.mark.thorough
 def test_what_a_backup_has_is_told_with_its_time_in_utc_and_to_programs_in_ms(
     tmp_path: Path,
 ) -> None:

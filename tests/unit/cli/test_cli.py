@@ -267,6 +267,7 @@ def test_an_error_has_its_code_and_exit_code_for_people_and_programs(
     assert answer_of(*arguments, code=exit_code)["error"]["code"] == code
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("status", "code", "exit_code"),
     [
@@ -752,6 +753,7 @@ def test_watching_prints_a_document_a_line_until_it_is_interrupted(cluster):
         assert watching.wait(20) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "arguments", [("state", "--at", "99"), ("diff", "99"), ("diff", "1", "99")]
 )
@@ -764,6 +766,7 @@ def test_a_node_that_waits_for_a_cas_still_to_come_is_not_taken_for_no_node(clus
     assert "indexctl run" not in result.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("after", "told"),
     [

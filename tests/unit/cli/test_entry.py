@@ -49,6 +49,7 @@ def test_who_ignores_ctrl_c_goes_on(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "the command\n", "")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("argument", ["--help", "lisst"])
 def test_the_entry_runs_the_command_that_the_arguments_name(argument: str) -> None:
     done = subprocess.run(

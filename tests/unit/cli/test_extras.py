@@ -70,6 +70,7 @@ def blocked() -> set[str]:
     }
 
 
+@pytest.mark.thorough
 def test_the_client_imports_nothing_that_a_plain_installation_leaves_out() -> None:
     names = blocked()
     assert names >= HEAVY

@@ -113,6 +113,7 @@ def test_it_waits_until_all_has_moved(node: Node) -> None:
     assert [method for method, _, _ in script.asked] == ["POST", "GET", "GET"]
 
 
+@pytest.mark.thorough
 def test_it_waits_for_no_rebalance_that_nobody_knows_any_more(node: Node) -> None:
     others = {"rebalances": [a_rebalance("done", MOVE, id="10")], "cas": 9}
     Script(node, (200, begun(a_rebalance("running", MOVE))), (200, others))
@@ -151,6 +152,7 @@ def test_a_drain_that_cannot_be_completed_says_what_stays_and_why(node: Node) ->
     assert "slice 0 of 7 stays where it is: 2 copies need 2 indexers" in result.output
 
 
+@pytest.mark.thorough
 def test_a_move_that_has_failed_fails_a_drain_that_waits(node: Node) -> None:
     failed = {**MOVE, "state": "failed", "reason": "indexer 3: the disk is full", "progress": None}
     done = {"rebalances": [a_rebalance("done", failed)], "cas": 9}

@@ -94,6 +94,7 @@ def error(folder: Path, statement: str, code: int = 1) -> dict[str, object]:
     return found
 
 
+@pytest.mark.thorough
 def test_history_has_every_event_with_its_day_and_kind(folder: Path) -> None:
     first, *_, last = rows(folder, "SELECT * FROM history ORDER BY cas")
     assert first == {
@@ -166,6 +167,7 @@ def test_an_error_tells_the_place(folder: Path) -> None:
     assert error(folder, "SELECT 'x'::INTEGER")["code"] == "sql_error"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "statement",
     [
@@ -335,6 +337,7 @@ def test_a_file_that_is_named_twice_is_an_error(folder: Path) -> None:
     assert error(folder, "SELECT cas FROM history")["code"] == "archive_unusable"
 
 
+@pytest.mark.thorough
 def test_a_log_with_any_damage_is_read_or_is_an_error(folder: Path) -> None:
     chance = random.Random(1)
     log = first_log(folder)

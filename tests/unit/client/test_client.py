@@ -101,6 +101,7 @@ def test_a_write_follows_the_redirect_with_its_id_and_body_and_then_knows_the_ma
     assert master.requests[0].headers["host"] == urlsplit(master.url).netloc
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "trouble",
     [
@@ -141,6 +142,7 @@ def test_at_the_deadline_the_last_reason_is_raised(serve, run):
     assert len(set(node.keys())) == 1
 
 
+@pytest.mark.thorough
 def test_a_reason_that_a_node_gave_stands_first_though_the_last_try_was_cut_short(serve, run):
     """As with a CAS still to come: a node says so after a time, and the next try has less."""
     release = threading.Event()
@@ -210,6 +212,7 @@ def test_when_a_node_dies_the_members_it_named_are_asked(serve, run):
     assert len(second.requests) == 1
 
 
+@pytest.mark.thorough
 def test_a_hung_node_does_not_use_up_the_deadline(serve, run):
     release = threading.Event()
 
@@ -256,6 +259,7 @@ def test_a_redirect_to_a_dead_master_is_retried_until_there_is_a_new_one(serve, 
     assert len(set(node.keys())) == 1
 
 
+@pytest.mark.thorough
 def test_nodes_that_redirect_in_a_circle_end_as_no_master(serve, run):
     node = serve(always(refusal(500, "unused")))
     node.script = redirect_to(node.url)

@@ -489,6 +489,7 @@ MESSAGE_BYTES_MAX = 1_000_000
 """A message on `ddl-replies` has 1 MiB at most, with what Kafka adds to it."""
 
 
+@pytest.mark.thorough
 def test_a_reply_fits_on_its_topic_however_much_its_command_names() -> None:
     """Kafka would refuse one that did not, with its transaction: nobody could be master again."""
     lone = LoneNode(serves=True).start()

@@ -27,6 +27,7 @@ def ask(shell: LoneShell, check: Callable[[Any], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", PATHS)
 def test_a_read_at_the_master_is_linearizable_unless_it_is_asked_to_be_local(path: str) -> None:
     """Without its barrier read back, a master may have been deposed, and answers nothing."""

@@ -123,6 +123,7 @@ def service() -> Iterator[Service]:
     made.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [2**63, 10**19 - 1])
 def test_a_number_that_no_index_can_have_is_of_none(service: Service, number: int) -> None:
     """With a key a command is written down to be compared, and a long has 63 bits."""
@@ -177,6 +178,7 @@ OPERATIONS = [
 ]
 
 
+@pytest.mark.thorough
 def test_every_route_of_the_document_is_tried() -> None:
     assert sorted(operations()) == sorted(OPERATIONS)
 
@@ -299,6 +301,7 @@ STRAYS = [
 ]
 
 
+@pytest.mark.thorough
 def test_strays_keep_to_the_laws(service: Service) -> None:
     def law(request: httpx.Request) -> None:
         response = service.send(request)

@@ -61,6 +61,7 @@ def api() -> Iterator[Api]:
     made.close()
 
 
+@pytest.mark.thorough
 def test_a_rename_takes_effect_at_once_and_a_repeat_gets_its_answer(api: Api) -> None:
     terms = {"Idempotency-Key": "r"}
     answer = api.ask("PATCH", api.path, {"name": "j"}, **terms)

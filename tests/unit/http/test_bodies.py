@@ -131,6 +131,7 @@ BAD: list[tuple[str, int, str]] = [
 ]
 
 
+@pytest.mark.thorough
 def test_bad_bodies_are_refused_by_name_on_every_route() -> None:
     async def check(shell: LoneShell, http: Any) -> None:
         for path in POSTS:

@@ -116,6 +116,7 @@ def test_every_route_that_is_got_is_in_one_of_the_tables() -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", PATHS)
 def test_a_linearizable_read_is_not_answered_before_its_barrier_and_a_local_one_is(
     path: str,
@@ -138,6 +139,7 @@ def test_a_linearizable_read_is_not_answered_before_its_barrier_and_a_local_one_
     ask(shell, path, check)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", PATHS)
 def test_a_read_waits_for_the_cas_that_it_asks_for(path: str) -> None:
     shell = LoneShell()

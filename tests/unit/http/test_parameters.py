@@ -157,6 +157,7 @@ def answered(request: Request) -> Answer:
     return Answer(200, {"cas": 9, "members": []})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CALLS)
 def test_the_client_sends_no_parameter_that_a_route_does_not_know(
     name: str, known: Callable[[str, str], frozenset[str]]

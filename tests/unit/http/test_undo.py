@@ -49,6 +49,7 @@ async def until(done: Callable[[], Any]) -> None:
             await asyncio.sleep(0.001)
 
 
+@pytest.mark.thorough
 def test_two_tries_of_one_undo_in_steps_leave_nothing_of_it_undone() -> None:
     """The client has repeated it, as the first try still ran; somebody else wrote in between."""
     shell = Turns()

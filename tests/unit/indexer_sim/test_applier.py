@@ -255,6 +255,7 @@ def test_a_lease_that_is_over_is_given_back_though_nobody_reads(bench: Bench) ->
     assert not leases._leases
 
 
+@pytest.mark.thorough
 def test_sweeping_lets_go_as_soon_as_something_waits(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,6 +351,7 @@ def test_how_far_connections_are_here_survives_a_restart(bench: Bench) -> None:
     assert bench.bucket.published.gaps == (0,)
 
 
+@pytest.mark.thorough
 def test_a_full_disk_delays_what_is_applied_and_nothing_is_lost(bench: Bench) -> None:
     bench.built()
     worker = threading.Thread(
@@ -398,6 +400,7 @@ def test_a_record_that_cannot_be_applied_is_a_dead_letter_and_the_others_are_app
     assert bench.bucket.offsets[0] == bench.offset, "the last one counts as read, too"
 
 
+@pytest.mark.thorough
 def test_an_index_that_is_released_while_the_disk_is_full_stays_released(bench: Bench) -> None:
     bench.built()
     bench.storage.allocate("b", 2, frozenset({0}), b"")

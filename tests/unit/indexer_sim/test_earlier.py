@@ -212,6 +212,7 @@ def test_a_checkpoint_of_which_not_all_can_be_undone_is_of_no_timestamp(storage:
     assert go_back(feeder) == "back to 0"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", ["before", "between"])
 @pytest.mark.parametrize("again", ["loaded", "started"])
 def test_whatever_ends_it_in_the_middle_it_is_done_in_the_end(

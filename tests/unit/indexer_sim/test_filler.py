@@ -87,6 +87,7 @@ def driven(tmp_path: Path) -> Iterator[Driven]:
     target.storage.close()
 
 
+@pytest.mark.thorough
 def test_a_part_is_filled_over_http(source: Holder, served: str, driven: Driven) -> None:
     written(source, 50)
     driven.fill(served, *source.origins())
@@ -123,6 +124,7 @@ def test_a_long_wait_ends_with_another_pace(
     until(lambda: driven.target.is_complete, "it is filled")
 
 
+@pytest.mark.thorough
 def test_who_does_not_answer_is_left_alone_for_a_while(
     source: Holder, driven: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +140,7 @@ def test_who_does_not_answer_is_left_alone_for_a_while(
     assert server.asked == 1
 
 
+@pytest.mark.thorough
 def test_who_comes_back_elsewhere_is_asked_there(
     source: Holder, served: str, driven: Driven
 ) -> None:
@@ -147,6 +150,7 @@ def test_who_comes_back_elsewhere_is_asked_there(
     until(lambda: driven.target.is_complete, "it is filled")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "address",
     [
@@ -241,6 +245,7 @@ WRONG = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", WRONG)
 def test_no_answer_ends_the_thread(
     source: Holder,
@@ -249,7 +254,7 @@ def test_no_answer_ends_the_thread(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(fillings, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(fillings, "PATIENCE_S", 0.1)
     monkeypatch.setattr(module, "REST_S", 0.01)
     server = Answering(WRONG[name])
     try:
@@ -267,7 +272,7 @@ def test_no_answer_ends_the_thread(
 def test_no_answer_holds_it_up_for_ever(
     source: Holder, driven: Driven, body: bytes, each_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fillings, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(fillings, "PATIENCE_S", 0.1)
     monkeypatch.setattr(module, "REST_S", 0.01)
     monkeypatch.setattr(module, "ANSWER_S", 0.2)
     monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 3_000_000)
@@ -279,10 +284,11 @@ def test_no_answer_holds_it_up_for_ever(
         server.close()
 
 
+@pytest.mark.thorough
 def test_pages_that_do_not_get_on_are_no_progress(
     source: Holder, driven: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fillings, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(fillings, "PATIENCE_S", 0.1)
     monkeypatch.setattr(module, "REST_S", 0.01)
     entry = pack_back(1, 1, 0, b"k")
     same = page(applied=(bytes(16), bytes(16)), more=True, documents=((b"d", entry),), after=b"")

@@ -226,6 +226,7 @@ def test_a_busy_bucket_is_not_waited_for_and_is_told_later(place: Place) -> None
     assert place.refusal() == "index_rolling_back"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("value", "key"),
     [

@@ -189,6 +189,7 @@ CHANGES: dict[str, Callable[[Given], Any]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", CHANGES)
 @pytest.mark.parametrize("is_first", [False, True])
 def test_what_is_emptied_while_it_is_looked_up_is_not_read_as_if_it_were_whole(

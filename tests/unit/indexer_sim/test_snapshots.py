@@ -364,6 +364,7 @@ def test_who_has_applied_nothing_of_what_was_lost_stays_where_he_is(storage: Sto
     assert feeder.bucket.published.vector.seqnos.tolist() == feeder.seqnos
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("why", ["no snapshot", "too low", "forgotten", "restarted"])
 def test_where_no_snapshot_is_left_a_bucket_goes_back_to_0(storage: Storage, why: str) -> None:
     feeder = Feeder(storage)

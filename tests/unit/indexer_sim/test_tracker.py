@@ -1488,6 +1488,7 @@ def swarm(chance: Random) -> list[Callable[[World, int, int], None]]:
     return common + [event for event in RARE for _ in range(chance.choice((0, 0, 1, 3)))]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_whatever_happens_entries_are_those_of_the_store(seed: int) -> None:
     chance = Random(seed)

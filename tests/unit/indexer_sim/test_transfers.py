@@ -141,6 +141,7 @@ def test_of_its_slices_it_gets_no_others(source: Holder, at: Any) -> None:
     assert target.entries() == {1: entries_of(source, INDEX)[1]}
 
 
+@pytest.mark.thorough
 def test_what_comes_meanwhile_counts_whoever_tells_it(source: Holder, at: Any) -> None:
     """Random changes reach both, each at its own time, and pages come between them."""
     for seed in range(5):
@@ -270,6 +271,7 @@ def test_another_branch_is_not_what_was_given(source: Holder, at: Any) -> None:
     assert target.entries() == {0: [], 1: []}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("wrong", "code"),
     [
@@ -472,6 +474,7 @@ def first_ask(source: Holder) -> Ask:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -167,6 +167,7 @@ def places(raw: bytes) -> dict[str, int]:
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("place", places(MAGIC + b'    }"type"' + bytes(100)))
 def test_a_damaged_byte_is_told_of_with_its_file(
@@ -179,6 +180,7 @@ def test_a_damaged_byte_is_told_of_with_its_file(
     assert refused(archive).file == file.name
 
 
+@pytest.mark.thorough
 def test_any_damaged_byte_of_a_small_segment_is_told_of(tmp_path: Path) -> None:
     archive = HistoryArchive(tmp_path, "c", lambda: "id")
     write(tmp_path, 0, RECORDS[:1], NO_SEAL)

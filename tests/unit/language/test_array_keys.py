@@ -311,6 +311,7 @@ def _is_large(value: Any) -> bool:
     return value is not None and oracle.compare(value, 0) > 0
 
 
+@pytest.mark.thorough
 @examples(300)
 @given(DOCUMENTS)
 @pytest.mark.parametrize(("text", "elements"), [("DISTINCT a", _of_a), (WITH_X, _with_x)])
@@ -364,6 +365,7 @@ OPENERS = [
 STEPS_MAX = 20_000
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("opener", OPENERS)
 def test_what_nests_costs_no_more_with_each_level(
     opener: str, monkeypatch: pytest.MonkeyPatch

@@ -215,6 +215,7 @@ WORDS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("key", [True, False], ids=["key", "where"])
 def test_no_pair_of_words_ends_in_anything_but_a_result_or_a_refusal(key: bool):
     for text in (" ".join(words) for number in (1, 2) for words in product(WORDS, repeat=number)):
@@ -255,6 +256,7 @@ ROWS = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [*NESTS, *ROWS])
 def test_what_is_accepted_takes_little_stack_wherever_it_is_read_again(name):
     if name in NESTS:

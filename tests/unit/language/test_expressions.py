@@ -345,6 +345,7 @@ CHOICES = [
 MEANINGS = [*PATHS, *CONDITIONS, *CALCULATIONS, *TEXTS, *CHOICES]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("text", "meaning"), MEANINGS, ids=[text for text, _ in MEANINGS])
 def test_an_expression_means_what_it_says_as_it_was_written_and_as_it_is_kept(
     text: str, meaning: Any

@@ -97,6 +97,7 @@ class Large(Past):
         self.newest = state
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("predicate", [ALL, Predicate(keys=frozenset({"config/k3"}))])
 def test_a_page_has_a_bound_in_bytes_and_the_next_one_goes_on_there(
     tmp_path: Path, predicate: Predicate
@@ -131,6 +132,7 @@ def test_a_change_that_is_larger_than_a_page_is_a_page_of_its_own(
     assert found == past.events
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("limit", "pages"), [(1, 6), (3, 3), (1_000, 3)])
 def test_a_page_of_whole_transactions_divides_none_and_ends_with_the_first_that_fills_it(
     tmp_path: Path, limit: int, pages: int

@@ -43,6 +43,7 @@ def test_a_loop_that_stands_still_is_ended_and_its_place_is_told(capfd) -> None:
     assert "Thread" in capfd.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_loop_that_turns_slowly_is_left_alone() -> None:
     numbers = itertools.count()
     assert looked_at(lambda: next(numbers) // 4, 60) == []

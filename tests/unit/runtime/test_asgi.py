@@ -108,6 +108,7 @@ def test_who_does_not_get_on_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None
     serve(check)
 
 
+@pytest.mark.thorough
 def test_a_body_that_gets_on_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asgi, "REQUEST_S", 0.2)
     monkeypatch.setattr(asgi, "BODY_BYTES_PER_S", 1_000)
@@ -154,6 +155,7 @@ def test_requests_are_answered_also_those_that_wait_for_one_another() -> None:
     serve(check)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "begin",
     [
@@ -222,6 +224,7 @@ def test_no_bytes_keep_others_from_being_answered() -> None:
     serve(check)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pipelined", [1, 2, 5])
 def test_an_answer_that_is_under_way_hears_that_the_client_has_left(pipelined: int) -> None:
     """uvicorn tells only the last of the requests that a client has sent without waiting."""

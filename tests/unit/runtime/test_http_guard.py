@@ -215,6 +215,7 @@ def processes(tmp_path: Path) -> Iterator[dict[str, tuple[Any, list[tuple[str, s
 EVIL = {"Origin": "http://evil.example"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["node", "store", "indexer"])
 def test_no_page_of_another_site_changes_anything(processes: Any, name: str) -> None:
     app, requests = processes[name]

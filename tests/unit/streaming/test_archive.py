@@ -214,6 +214,7 @@ def arrow(*values: bytes | None) -> pa.RecordBatch:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("table", "good"),
     [(HISTORY_TABLE, event(42, Bucket("b", 64))), (STABILITY_TABLE, stability())],

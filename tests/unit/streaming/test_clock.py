@@ -36,6 +36,7 @@ class Writer:
         return Tick(self.wall_ms, self.number, self.elapsed_ms)
 
 
+@pytest.mark.thorough
 def test_time_goes_on_at_seven_eighths_after_the_wall_clock_went_back() -> None:
     writer = Writer(1, NOW_MS)
     clock = after(Clock(), writer.tick()).clock

@@ -697,6 +697,7 @@ def test_nothing_follows_of_a_tick_before_something_is_due(waits_ms: int) -> Non
     assert next_due_ms(run.query_state) == NOW_MS + 1 + 40_000, "since the last SYNC"
 
 
+@pytest.mark.thorough
 def test_what_waits_is_not_looked_at_before_something_can_come_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

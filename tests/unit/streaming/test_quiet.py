@@ -50,6 +50,7 @@ BATCHES = st.lists(
 )
 
 
+@pytest.mark.thorough
 @given(BATCHES, st.sampled_from(("promotion", "heartbeat")), st.lists(st.integers(1, 200_000)))
 def test_a_tick_before_that_changes_nothing(
     batches: list[tuple[list[Any], int]], algorithm: str, later: list[int]

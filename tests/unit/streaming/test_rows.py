@@ -101,6 +101,7 @@ VECTORS = st.lists(
 )
 
 
+@pytest.mark.thorough
 @given(VECTORS, st.randoms())
 def test_a_vector_says_what_a_sync_of_each_of_its_vbuckets_says(
     given_vectors: list[Any], chance: Any

@@ -128,6 +128,7 @@ class Refusing:
         return self.found
 
 
+@pytest.mark.thorough
 def test_what_is_never_written_is_given_up_in_time(
     halfway: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:

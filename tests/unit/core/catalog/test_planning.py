@@ -49,6 +49,7 @@ def held(pieces: list[Piece], found: Plan) -> dict[int, int]:
 # -- laws ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @SLOW
 @given(st.one_of(CLUSTERS, LARGER))
 def test_after_a_plan_every_hard_rule_is_kept_or_is_told_of(cluster: Cluster) -> None:
@@ -74,6 +75,7 @@ def test_after_a_plan_every_hard_rule_is_kept_or_is_told_of(cluster: Cluster) ->
             assert used <= machine.capacity_bytes
 
 
+@pytest.mark.thorough
 @SLOW
 @given(st.one_of(CLUSTERS, LARGER))
 def test_what_is_balanced_is_left_alone(cluster: Cluster) -> None:
@@ -86,6 +88,7 @@ def test_what_is_balanced_is_left_alone(cluster: Cluster) -> None:
     ]
 
 
+@pytest.mark.thorough
 @SLOW
 @given(st.one_of(CLUSTERS, LARGER), st.randoms(use_true_random=False))
 def test_the_order_in_which_things_are_given_does_not_matter(cluster: Cluster, rng: Random) -> None:
@@ -107,6 +110,7 @@ def test_the_largest_load_never_grows_where_no_rule_asks_for_it(cluster: Cluster
     assert max(found.load_after.values()) <= max(found.load_before.values())
 
 
+@pytest.mark.thorough
 @SLOW
 @given(st.one_of(CLUSTERS, LARGER), st.integers(0, 6))
 def test_there_are_never_more_moves_than_there_may_be(cluster: Cluster, most: int) -> None:

@@ -19,6 +19,7 @@ from tests.support.strategies import histories
 History = list[tuple[Mutation, int]]
 
 
+@pytest.mark.thorough
 @given(histories(), st.data())
 def test_a_copy_is_the_state_whatever_stands_between_its_chunks(
     history: History, data: st.DataObject

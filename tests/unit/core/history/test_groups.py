@@ -83,6 +83,7 @@ def changes(draw: st.DrawFn) -> Change:
     return Change(Event(mutation, TxnId(1, draw(st.integers(1, 3))), 0, 1, Cas(9)), held)
 
 
+@pytest.mark.thorough
 @given(st.lists(selectors, max_size=12), st.lists(changes(), max_size=6), st.data())
 def test_each_member_is_handed_what_its_selector_fits(
     chosen: list[Any], transaction: list[Change], data: st.DataObject
@@ -184,6 +185,7 @@ def test_many_who_want_the_same_are_asked_as_one(monkeypatch: pytest.MonkeyPatch
     assert (cost.asked, cost.hosts) == (LARGE, 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["keys", "txns", "requests", "indexes", "buckets", "kinds"])
 def test_who_wants_another_thing_is_not_asked(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     cost = Cost(monkeypatch, lambda n: Predicate(**{name: frozenset({f"other-{n}"})}))

@@ -58,6 +58,7 @@ class Queue:
         self.is_asleep = not found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(20))
 def test_a_line_is_worth_a_queue_for_each(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it forgets after each change, and where those that join have missed something."""

@@ -159,6 +159,7 @@ def test_positions_that_are_too_many_for_one_item_are_in_several() -> None:
     assert [(i.vbucket, i.seqno) for i in unpack(b"".join(items))] == reached
 
 
+@pytest.mark.thorough
 @given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1))))
 def test_indexes_and_builds_survive(listed: list[tuple[int, int]]) -> None:
     ids, builds = tuple(i for i, _ in listed), tuple(b for _, b in listed)

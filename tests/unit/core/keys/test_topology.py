@@ -24,6 +24,7 @@ from tests.support.ranged_indexes import index
 SLICES = [1, 2, 3, 4, 7, 16, 256]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("slices", SLICES)
 def test_hashing_spreads_keys_that_look_alike(slices: int) -> None:
     topology = topology_of(index(slices))
