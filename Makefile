@@ -8,10 +8,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLASSES := $(VENV)/.prepared
-# Three processes have about the same work: the simulator's worlds; what is of the data plane and of
-# clients, and the fuzzing; and the rest. The worlds need processors and nothing else: `make test` has
-# them LATER, beside the integration tests, which wait. Those come first where both could run: a
-# broker that has to wait for a processor is taken for one that is gone.
+# The simulator's worlds; what is of the data plane and of clients, and the fuzzing, which waits a lot;
+# and the rest: two processes, two, and one have about the same work. The worlds need processors and
+# nothing else: `make test` has them LATER, beside the integration tests, which wait. Those come first
+# where both could run: a broker that has to wait for a processor is taken for one that is gone.
 WORLDS := $(addprefix tests/simulation/test_,seeds.py mutants.py plane.py losses.py moves.py)
 PLANE := $(addprefix tests/unit/,fuzz indexer_sim projector_sim language cli client embedded)
 LATER :=
@@ -56,9 +56,9 @@ quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simula
 	export SIMULATION_SEEDS=$${SIMULATION_SEEDS:-60}; \
 	export HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick}; \
 	$(BIN)/mypy > "$$out/mypy" 2>&1 & types=$$!; \
-	$(if $(LATER),true,$(BIN)/pytest -q -p no:cacheprovider $(WORLDS)) \
+	$(if $(LATER),true,$(BIN)/pytest -q -n 2 --dist loadfile -p no:cacheprovider $(WORLDS)) \
 	    > "$$out/simulation" 2>&1 & simulation=$$!; \
-	$(BIN)/pytest -q -p no:cacheprovider $(PLANE) \
+	$(BIN)/pytest -q -n 2 --dist loadfile -p no:cacheprovider $(PLANE) \
 	    > "$$out/plane" 2>&1 & plane=$$!; \
 	{ $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports; } \
 	    > "$$out/lint" 2>&1 & lint=$$!; \

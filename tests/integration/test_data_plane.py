@@ -204,6 +204,7 @@ CHANGES = st.dictionaries(
 )
 
 
+@pytest.mark.matrix
 @settings(
     max_examples=8,
     deadline=None,

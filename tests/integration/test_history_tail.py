@@ -390,6 +390,7 @@ def test_an_async_watch_tells_the_same_and_ends_when_its_task_is_cancelled(
     assert [t.name for t in threading.enumerate() if t.name.startswith("kafka-watch")] == []
 
 
+@pytest.mark.matrix
 def test_a_watch_goes_on_after_its_broker_has_died_and_come_back(tmp_path: Path) -> None:
     with Broker(tmp_path / "kafka") as own:
         log = WrittenLog(own.bootstrap_servers)

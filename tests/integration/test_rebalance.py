@@ -284,6 +284,7 @@ def test_an_index_that_is_dropped_while_it_moves_is_gone_everywhere(plane: Logge
     is_well(plane)
 
 
+@pytest.mark.matrix
 def test_copies_of_an_indexer_that_is_lost_are_made_anew(plane: LoggedPlane) -> None:
     """And when it comes back, it has nothing of them any more."""
     indexctl(plane, "rebalance", "--wait", "--timeout", "100")

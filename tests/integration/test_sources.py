@@ -297,6 +297,7 @@ def test_the_log_is_trimmed_behind_a_copy_and_who_was_away_synchronises(
         client.put_config("after", 1)
 
 
+@pytest.mark.matrix
 def test_a_node_that_a_trim_overtakes_ends_and_synchronises_when_started_again(
     make_cluster: Make,
 ) -> None:

@@ -147,6 +147,7 @@ READS = (
 )
 
 
+@pytest.mark.matrix
 def test_a_follower_that_is_behind_answers_only_as_each_level_allows(
     broker: Broker, tmp_path: Path
 ) -> None:

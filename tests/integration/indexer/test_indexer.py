@@ -415,6 +415,7 @@ def test_a_busy_folder_is_one_line(cluster: Cluster, start: Start, acks: Listene
     assert "lock" in second.said.splitlines()[-1]
 
 
+@pytest.mark.matrix
 def test_the_broker_may_go_away_and_come_back(tmp_path: Path, tmp_path_factory: Any) -> None:
     with Broker(tmp_path_factory.mktemp("own-kafka")) as broker:
         cluster = Cluster(broker.bootstrap_servers)

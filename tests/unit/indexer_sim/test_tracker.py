@@ -38,12 +38,12 @@ from indexer_sim.bucket.chains import Chain
 from indexer_sim.bucket.entries import State
 from indexer_sim.bucket.progress import BRANCHED, GAP, LOST, ORPHANED, WHOLE, VbucketProgress
 from indexer_sim.bucket.tracker import NEVER, TAKEN_MAX, Change, Mark, Tracker
-from tests.conftest import PROFILE
+from tests.conftest import EXAMPLES, PROFILE
 
 BRANCH = 77
 VBUCKETS = 2
 INDEXES = (1, 2)
-SEEDS = 60 if PROFILE == "quick" else 300
+SEEDS = 3 * EXAMPLES[PROFILE]
 DOCUMENTS = tuple(b"d%d" % n for n in range(10))
 
 
