@@ -65,6 +65,9 @@ class Cleaning:
         return since_ms if self.is_compacted and since_ms > max(0, read_from_ms) else None
 
 
+UNANSWERED = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
+
+
 def answer_of(asked: Future[T]) -> T:
     """Return what Kafka answers. Raises KafkaException, also if it does not answer at all."""
     try:
@@ -86,16 +89,29 @@ class DocumentTopics:
         if self.admin is given_up:
             self.admin = AdminClient(self._settings)
 
+    def _answer(self, admin: AdminClient, asked: Future[T]) -> T:
+        """Return an answer. Where there is none the next question goes to another client.
+
+        One that was told of no broker, by one that is just stopping, may never find one again.
+        """
+        try:
+            return answer_of(asked)
+        except KafkaException as error:
+            if error.args[0].code() in UNANSWERED:
+                self.renew(admin)
+            raise
+
     def facts(self, topics: Iterable[str]) -> dict[str, TopicFacts]:
         """Return those of these topics that are there. Raises KafkaException."""
         names = sorted(set(topics))
         found: dict[str, TopicFacts] = {}
         if not names:
             return found
-        asked = self.admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S)
+        admin = self.admin
+        asked = admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S)
         for name, future in asked.items():
             try:
-                said = answer_of(future)
+                said = self._answer(admin, future)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
@@ -106,8 +122,9 @@ class DocumentTopics:
     def cleaning(self, topic: str) -> Cleaning:
         """Return what Kafka removes from a topic. Raises KafkaException."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        asked = self.admin.describe_configs([resource], request_timeout=TIMEOUT_S)
-        said = {name: one.value for name, one in answer_of(asked[resource]).items()}
+        admin = self.admin
+        asked = admin.describe_configs([resource], request_timeout=TIMEOUT_S)
+        said = {name: one.value for name, one in self._answer(admin, asked[resource]).items()}
         policies = said["cleanup.policy"].split(",")
         is_bounded = any(int(said[name]) >= 0 for name in ("retention.ms", "retention.bytes"))
         return Cleaning(

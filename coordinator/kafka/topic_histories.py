@@ -35,7 +35,6 @@ from coordinator.kafka.document_topics import (
     DocumentTopics,
     TopicError,
     TopicFacts,
-    answer_of,
 )
 from coordinator.kafka.requests import EpochEndsRequest
 
@@ -164,8 +163,9 @@ class TopicHistories(DocumentTopics):
 
     def _leaders(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
         """Return who leads each partition. Raises TopicError, KafkaException."""
-        asked = self.admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_S)
-        said = answer_of(asked[topic])
+        admin = self.admin
+        asked = admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_S)
+        said = self._answer(admin, asked[topic])
         found = {one.id: one.leader for one in said.partitions}
         if any(found.get(p) is None for p in partitions):
             raise TopicError("topic_unavailable", f"a partition of {topic} has no leader")
@@ -201,7 +201,7 @@ class TopicHistories(DocumentTopics):
             isolation_level=IsolationLevel.READ_COMMITTED,
             request_timeout=TIMEOUT_S,
         )
-        answers = {place.partition: answer_of(future) for place, future in asked.items()}
+        answers = {p.partition: self._answer(admin, future) for p, future in asked.items()}
         silent = [p for p, said in answers.items() if said.offset == OFFSET_INVALID]
         if silent:
             self.renew(admin)

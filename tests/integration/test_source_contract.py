@@ -10,18 +10,20 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from coordinator.core.model.entities import Bucket
 from coordinator.core.model.stream_records import BACKFILL, MAINTENANCE
+from coordinator.kafka import document_topics
+from coordinator.kafka.document_topics import DocumentTopics
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.stall_detector import StallDetector
 from coordinator.kafka.state_follower import StatusLog
@@ -461,6 +463,36 @@ def test_a_stream_whose_client_was_told_of_no_broker_goes_on_where_it_was(
         reading.has({"a": {"n": 3}, "b": {"n": 2}, "c": {"n": 4}})
         assert reading.ended == {}
         stream.close()
+
+
+def test_a_client_for_questions_that_was_told_of_no_broker_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether topics are there would never be known again, and no partition would be dealt."""
+    monkeypatch.setattr(document_topics, "TIMEOUT_S", 2.0)
+    with proxied_broker(tmp_path / "kafka") as proxy:
+        servers = proxy.bootstrap_servers
+        admin = AdminClient({"bootstrap.servers": servers, "log_level": 2})
+        admin.create_topics([NewTopic("orders", 1, 1)])["orders"].result(20)
+        del admin
+        asking = DocumentTopics(servers)
+        asking._settings.update(FORGETFUL)
+        asking.renew(asking.admin)
+
+        def is_answered() -> bool:
+            with suppress(KafkaException):
+                return "orders" in asking.facts(["orders"])
+            return False
+
+        wait_until(is_answered, "it is answered")
+        lost = asking.admin
+        told: list[bytes] = []
+        proxy.alter = as_without_brokers(proxy, told)
+        wait_until(lambda: not is_answered(), "it has lost all brokers")
+        proxy.reset()
+        wait_until(is_answered, "it is answered again", 60.0)
+        assert told
+        assert asking.admin is not lost
 
 
 def test_a_member_that_was_told_of_no_broker_is_replaced(
