@@ -50,7 +50,7 @@ test: java $(CLASSES) quick ## Everything: the quick checks, then tests with a r
 test: LATER := $(WORLDS)
 test: export SIMULATION_SEEDS ?= 200
 test: export HYPOTHESIS_PROFILE ?= thorough
-quick: $(STAMP) ## Under a minute: lint, types, import rules, unit tests, simulator
+quick: $(STAMP) ## Without a broker: lint, types, import rules, unit tests, simulator
 	@echo "lint, format, types, imports, unit tests, simulator"
 	@set +e; out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
 	export SIMULATION_SEEDS=$${SIMULATION_SEEDS:-60}; \

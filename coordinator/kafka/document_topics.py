@@ -6,8 +6,9 @@ compacted, or kept for ever.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from coordinator.core.model.names import KAFKA_TOPIC
 from coordinator.kafka.address import client_settings
-from coordinator.kafka.errors import KafkaRefusal
+from coordinator.kafka.errors import UNANSWERED, KafkaRefusal
 from coordinator.kafka.topics import is_own
 
 T = TypeVar("T")
@@ -65,9 +66,6 @@ class Cleaning:
         return since_ms if self.is_compacted and since_ms > max(0, read_from_ms) else None
 
 
-UNANSWERED = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
-
-
 def answer_of(asked: Future[T]) -> T:
     """Return what Kafka answers. Raises KafkaException, also if it does not answer at all."""
     try:
@@ -89,13 +87,16 @@ class DocumentTopics:
         if self.admin is given_up:
             self.admin = AdminClient(self._settings)
 
-    def _answer(self, admin: AdminClient, asked: Future[T]) -> T:
-        """Return an answer. Where there is none the next question goes to another client.
+    @contextmanager
+    def asking(self) -> Iterator[AdminClient]:
+        """Lend the client for a question. Where nobody answers, the next one goes to another.
 
-        One that was told of no broker, by one that is just stopping, may never find one again.
+        One that was told of no broker, by one that is just stopping, may never find one again; and
+        of a leader that hangs it looks for no other.
         """
+        admin = self.admin
         try:
-            return answer_of(asked)
+            yield admin
         except KafkaException as error:
             if error.args[0].code() in UNANSWERED:
                 self.renew(admin)
@@ -107,24 +108,24 @@ class DocumentTopics:
         found: dict[str, TopicFacts] = {}
         if not names:
             return found
-        admin = self.admin
-        asked = admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S)
-        for name, future in asked.items():
-            try:
-                said = self._answer(admin, future)
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise
-                continue
-            found[name] = TopicFacts(name, str(said.topic_id), len(said.partitions))
+        with self.asking() as admin:
+            asked = admin.describe_topics(TopicCollection(names), request_timeout=TIMEOUT_S)
+            for name, future in asked.items():
+                try:
+                    said = answer_of(future)
+                except KafkaException as error:
+                    if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                        raise
+                    continue
+                found[name] = TopicFacts(name, str(said.topic_id), len(said.partitions))
         return found
 
     def cleaning(self, topic: str) -> Cleaning:
         """Return what Kafka removes from a topic. Raises KafkaException."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        admin = self.admin
-        asked = admin.describe_configs([resource], request_timeout=TIMEOUT_S)
-        said = {name: one.value for name, one in self._answer(admin, asked[resource]).items()}
+        with self.asking() as admin:
+            asked = admin.describe_configs([resource], request_timeout=TIMEOUT_S)
+            said = {name: one.value for name, one in answer_of(asked[resource]).items()}
         policies = said["cleanup.policy"].split(",")
         is_bounded = any(int(said[name]) >= 0 for name in ("retention.ms", "retention.bytes"))
         return Cleaning(

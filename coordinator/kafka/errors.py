@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaError, KafkaException
 
-TRANSIENT = frozenset(
+UNANSWERED = frozenset(
     {
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._TRANSPORT,
         KafkaError._TIMED_OUT,
         KafkaError._TIMED_OUT_QUEUE,
+    }
+)
+"""What the client says where no broker has answered."""
+
+TRANSIENT = UNANSWERED | frozenset(
+    {
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.NETWORK_EXCEPTION,
         KafkaError.LEADER_NOT_AVAILABLE,

@@ -35,6 +35,7 @@ from coordinator.kafka.document_topics import (
     DocumentTopics,
     TopicError,
     TopicFacts,
+    answer_of,
 )
 from coordinator.kafka.requests import EpochEndsRequest
 
@@ -163,9 +164,9 @@ class TopicHistories(DocumentTopics):
 
     def _leaders(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
         """Return who leads each partition. Raises TopicError, KafkaException."""
-        admin = self.admin
-        asked = admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_S)
-        said = self._answer(admin, asked[topic])
+        with self.asking() as admin:
+            asked = admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_S)
+            said = answer_of(asked[topic])
         found = {one.id: one.leader for one in said.partitions}
         if any(found.get(p) is None for p in partitions):
             raise TopicError("topic_unavailable", f"a partition of {topic} has no leader")
@@ -195,18 +196,17 @@ class TopicHistories(DocumentTopics):
         Of a leader that does not answer the client says an offset that there is not, and an epoch
         that is none. It would ask that leader again, also when there is another.
         """
-        admin = self.admin
-        asked = admin.list_offsets(
-            {TopicPartition(topic, p): spec for p in partitions},
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=TIMEOUT_S,
-        )
-        answers = {p.partition: self._answer(admin, future) for p, future in asked.items()}
-        silent = [p for p, said in answers.items() if said.offset == OFFSET_INVALID]
-        if silent:
-            self.renew(admin)
-            text = f"the leader of {topic} [{min(silent)}] does not answer"
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, text))
+        with self.asking() as admin:
+            asked = admin.list_offsets(
+                {TopicPartition(topic, p): spec for p in partitions},
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=TIMEOUT_S,
+            )
+            answers = {place.partition: answer_of(future) for place, future in asked.items()}
+            silent = [p for p, said in answers.items() if said.offset == OFFSET_INVALID]
+            if silent:
+                text = f"the leader of {topic} [{min(silent)}] does not answer"
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, text))
         return {p: (said.offset, max(0, said.leader_epoch or 0)) for p, said in answers.items()}
 
 

@@ -101,13 +101,17 @@ def add_partitions(servers: str, topics: Iterable[str], count: int) -> None:
     wait_until(shown, f"{count} partitions are shown")
 
 
-def wait_until(condition: Callable[[], T | None], what: str, deadline_s: float = DEADLINE_S) -> T:
+def wait_until(
+    condition: Callable[[], T | None],
+    what: str,
+    deadline_s: float = DEADLINE_S,
+    pause_s: float = POLL_S,
+) -> T:
     """Return the first true value of `condition`; fail if there is none in time.
 
     A node that does not answer, or refuses, is a condition that is not true yet.
     """
     end_s = time.monotonic() + deadline_s
-    pause_s = POLL_S
     last: object = None
     while time.monotonic() < end_s:
         try:
@@ -119,7 +123,7 @@ def wait_until(condition: Callable[[], T | None], what: str, deadline_s: float =
                 return value
             last = value
         time.sleep(pause_s)
-        pause_s = min(1.2 * pause_s, POLL_S_MAX)
+        pause_s = max(pause_s, min(1.2 * pause_s, POLL_S_MAX))
     raise AssertionError(f"not within {deadline_s:g} s: {what} (last: {last!r})")
 
 

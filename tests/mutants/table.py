@@ -5619,9 +5619,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a-leader-that-hangs-is-asked-again",
-        EPOCHS,
-        "            self.renew(admin)\n",
-        "",
+        "coordinator/kafka/document_topics.py",
+        "                self.renew(admin)\n",
+        "                pass\n",
         "tests/unit/kafka/test_topic_histories.py",
     ),
 )

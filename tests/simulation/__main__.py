@@ -92,15 +92,15 @@ def main() -> int:
         return 0
     began = time.monotonic()
     found = run(make, seeds, options.jobs)
-    every_pair = options.pairs or options.seeds >= ENOUGH_FOR_PAIRS
-    if every_pair and not with_data:
+    every_pair = not with_data and (options.pairs or options.seeds >= ENOUGH_FOR_PAIRS)
+    if every_pair:
         meet_pairs(found)
     tell(found.coverage, time.monotonic() - began, with_data=with_data)
     for _, what in sorted(found.bad.items()):
         print(f"FAILED {what}")
     if found.bad:
         show(make(min(found.bad), tracing=True), LINES_SHOWN)
-    missed = shortcomings(found.coverage, every_pair=True) if every_pair and not with_data else []
+    missed = shortcomings(found.coverage, every_pair=True) if every_pair else []
     for text in missed:
         print(f"FAILED {text}")
     return 1 if found.bad or missed else 0
