@@ -10,15 +10,15 @@ STAMP := $(VENV)/.installed
 CLASSES := $(VENV)/.prepared
 # The simulator's worlds; what is of the data plane and of clients, and the fuzzing, which waits a lot;
 # and the rest: two processes, two, and one have about the same work. The worlds need processors and
-# nothing else: `make test` has them LATER, beside the integration tests, which wait. Those come first
-# where both could run: a broker that has to wait for a processor is taken for one that is gone.
-WORLDS := $(addprefix tests/simulation/test_,seeds.py mutants.py plane.py losses.py moves.py)
+# nothing else: `make test` has them LATER, beside the integration tests, which wait, and after them
+# what `make quick` leaves out. The integration tests come first where both could run: a broker that
+# has to wait for a processor is taken for one that is gone.
 PLANE := $(addprefix tests/unit/,fuzz indexer_sim projector_sim language cli client embedded)
 LATER :=
 ARGS ?=
 SEEDS ?= 1000
 ROUNDS ?= 10
-JOBS ?= 3
+JOBS ?= 4
 FUZZ_SECONDS ?= 20
 
 # Compiled modules, and tests as pytest rewrites them, are kept for the next process.
@@ -35,34 +35,35 @@ help: ## List the targets
 run: java $(STAMP) ## Run a whole cluster in the foreground; Ctrl-C stops it (ARGS="--nodes 5")
 	@exec $(BIN)/indexctl run $(ARGS)
 
-test: java $(CLASSES) quick ## Everything: the quick checks, then tests with a real broker (JOBS=3; ARGS for pytest)
-	@echo "integration tests, in $(JOBS) processes, and the simulator's worlds beside them"
-	@set +e; out=$$(mktemp); worlds=; trap 'exit 130' INT; \
-	trap 'kill $$worlds 2> /dev/null; rm -f "$$out"' EXIT; \
-	nice -n 5 $(BIN)/pytest -q -n 2 --dist loadfile -p no:cacheprovider $(LATER) \
-	    > "$$out" 2>&1 & worlds=$$!; \
+test: java $(CLASSES) quick ## Everything: the quick checks, then tests with a real broker (JOBS=4; ARGS for pytest)
+	@echo "integration tests, in $(JOBS) processes, and beside them worlds and the slower unit tests"
+	@set +e; out=$$(mktemp); beside=; trap 'exit 130' INT; \
+	trap 'kill $$beside 2> /dev/null; rm -f "$$out"' EXIT; \
+	nice -n 5 $(BIN)/pytest -q -n 2 --dist loadfile -p no:cacheprovider \
+	    -m "worlds or thorough or fuzz" tests/simulation tests/unit > "$$out" 2>&1 & beside=$$!; \
 	$(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 15 \
 	    --ignore tests/unit --ignore tests/simulation $(ARGS); tests=$$?; \
-	wait $$worlds; failed=$$?; worlds=; \
-	if [ $$failed = 0 ]; then tail -n 2 "$$out"; else echo "--- simulation failed:"; cat "$$out"; fi; \
+	wait $$beside; failed=$$?; beside=; \
+	if [ $$failed = 0 ]; then tail -n 2 "$$out"; else echo "--- beside them failed:"; cat "$$out"; fi; \
 	exit $$(( tests || failed ))
 
-test: LATER := $(WORLDS)
-test: export SIMULATION_SEEDS ?= 200
-test: export HYPOTHESIS_PROFILE ?= thorough
+test: LATER := yes
+test: export SIMULATION_SEEDS ?= 150
 quick: $(STAMP) ## Without a broker: lint, types, import rules, unit tests, simulator
 	@echo "lint, format, types, imports, unit tests, simulator"
 	@set +e; out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
 	export SIMULATION_SEEDS=$${SIMULATION_SEEDS:-60}; \
 	export HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick}; \
 	$(BIN)/mypy > "$$out/mypy" 2>&1 & types=$$!; \
-	$(if $(LATER),true,$(BIN)/pytest -q -n 2 --dist loadfile -p no:cacheprovider $(WORLDS)) \
+	$(if $(LATER),true,$(BIN)/pytest -q -n 2 --dist loadfile -p no:cacheprovider -m worlds \
+	    tests/simulation) \
 	    > "$$out/simulation" 2>&1 & simulation=$$!; \
 	$(BIN)/pytest -q -n 2 --dist loadfile -p no:cacheprovider $(PLANE) \
 	    > "$$out/plane" 2>&1 & plane=$$!; \
 	{ $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports; } \
 	    > "$$out/lint" 2>&1 & lint=$$!; \
-	$(BIN)/pytest -q tests/unit tests/simulation $(addprefix --ignore=,$(WORLDS) $(PLANE)); tests=$$?; \
+	$(BIN)/pytest -q -m "not worlds" tests/unit tests/simulation $(addprefix --ignore=,$(PLANE)); \
+	tests=$$?; \
 	wait $$lint; lint=$$?; \
 	wait $$types; types=$$?; \
 	wait $$simulation; simulation=$$?; \

@@ -90,9 +90,6 @@ SIZE_PERIOD_S = 2.0
 LISTEN_S = 0.05
 """So long nobody looks whether the master asks for something."""
 
-ASKED_LATE_MS = 250
-"""The master's questions, one now and then, may be read so late: each look costs the broker."""
-
 ACT_S = 0.2
 AWAY_MS_MAX = 12 * HOUR_MS
 """After this long, tombstones past the position may be gone: half of `delete.retention.ms`."""
@@ -591,8 +588,7 @@ class IndexerLink(Link):
         self.mutations = topic_name(options.cluster, MUTATIONS)
         self.failover_log = topic_name(options.cluster, FAILOVER_LOG)
         who = f"indexer-{options.indexer}-heartbeats"
-        together = {**TOGETHER, "fetch.wait.max.ms": ASKED_LATE_MS}
-        self._beats = WatchedConsumer(options.bootstrap_servers, who, **together)
+        self._beats = WatchedConsumer(options.bootstrap_servers, who, **TOGETHER)
         self._probe = LogProbe(options.bootstrap_servers)
 
     def ends(self) -> dict[int, int]:

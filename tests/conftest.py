@@ -1,7 +1,8 @@
 """What all tests share: how thoroughly laws are tried; none fails because a machine is slow.
 
-`make quick` tries fewer examples than `make test`, and that fewer than `make chaos`. `make quick`
-leaves out what is marked `thorough`: tests that take a third of a second or more. What is marked
+`make quick` tries fewer examples of a law than `make chaos`. It leaves out what is marked
+`thorough`, tests that take a third of a second or more: `make test` has them, beside those that
+need a broker, with twice the examples, and so has what is marked `fuzz`. What is marked
 `matrix` takes up to a minute, and is a further combination of what others test: `make chaos` runs
 it, and sets MATRIX for that.
 """
@@ -29,6 +30,7 @@ def examples(number: int) -> settings:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "thorough: takes seconds; `make quick` leaves it out")
+    config.addinivalue_line("markers", "worlds: many seeds of the simulator, beside other tests")
     config.addinivalue_line("markers", "matrix: a further combination; `make chaos` runs it")
     config.addinivalue_line("markers", "docker: needs an engine; `make docker-test` runs it")
     config.addinivalue_line("markers", "fuzz: a law of any input; `make chaos` tries it for long")

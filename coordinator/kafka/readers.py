@@ -35,8 +35,10 @@ question wait behind a fetch; the reader of a tail asks for nothing else."""
 ATTEMPT_S, LOOK_S = SOCKET_TIMEOUT_MS / 1000, 1.0
 """So long one attempt takes to ask for bounds, and who failed to look for another leader."""
 
-TOGETHER = {"fetch.min.bytes": 65_536, "fetch.wait.max.ms": FETCH_WAIT_MS}
-"""Heartbeats may be late by so much: Kafka hands those of all processes over in one answer."""
+LATE_MS = 250
+TOGETHER = {"fetch.min.bytes": 65_536, "fetch.wait.max.ms": LATE_MS}
+"""Heartbeats may be late by so much: Kafka hands those of all processes over in one answer, and
+each look costs the broker."""
 
 
 def consumer(bootstrap_servers: str, group: str, **more: Any) -> Consumer:

@@ -76,7 +76,7 @@ PACE_S = 0.005
 and neither this thread nor the next wakes up for a single record."""
 
 POLL_S = 0.2
-FETCH_WAIT_MS = 100
+FETCH_WAIT_MS = 250
 FETCH_BUFFER_KBYTES = 8_192
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import json
 import os
 import runpy
@@ -34,6 +35,7 @@ from typing import IO
 
 from coordinator.embedded.launcher import die_with_parent
 from coordinator.embedded.processes import spawn
+from schemas.registry import registry
 
 MODULES = {
     "coordinator.process": (
@@ -246,6 +248,8 @@ def _import(modules: Mapping[str, Sequence[str]]) -> None:
         for one in needed:
             importlib.import_module(one)
         sys.modules.pop(name, None)  # It is run as `__main__`.
+    registry()
+    inspect.getmodule(sys._getframe())  # It looks up where every module is, once.
     gc.collect()
     gc.freeze()
 

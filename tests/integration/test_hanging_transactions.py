@@ -22,7 +22,7 @@ from coordinator.kafka.hanging_transactions import read_entries
 from coordinator.kafka.producer_fencing import open_transactional
 from coordinator.kafka.readers import watermarks, written_end
 from coordinator.kafka.topics import COMMIT, DDL_REPLIES, topic_name, transactional_id
-from tests.integration.cluster import Cluster, read_partition, value_of
+from tests.integration.cluster import Cluster, read_partition, value_of, wait_until
 
 UNVERIFIED = {
     "transaction.partition.verification.enable": "false",
@@ -62,6 +62,8 @@ def hang(
             await producer.stop()
 
     asyncio.run(write())
+    for topic in ended:  # Whoever ends a transaction is answered before the markers are written.
+        wait_until(lambda topic=topic: not hangs(servers, topic), f"{topic} does not hang")
 
 
 def hangs(servers: str, topic: str) -> bool:

@@ -160,6 +160,7 @@ def indexctl(plane: LoggedPlane, *args: str) -> str:
     return done.stdout
 
 
+@pytest.mark.matrix
 def test_an_indexer_is_emptied_and_filled_again(plane: LoggedPlane) -> None:
     chance = random.Random(8)
     with plane.being_written(lambda: some_change(chance, DOCUMENTS)):

@@ -428,9 +428,8 @@ ASKED = "streams begin again"
 TOLD = {"closed": ASKED, "killed": ASKED, "no-end": ASKED, "begin-end": "begin_held"}
 """What Spark tells of a fault if nothing else happens: an answer to the master, or by itself."""
 
-QUICK = {"killed", "taken-over"}
-"""What `make test` has, without a victim: a projector dies, streams are handed over with their
-records in disorder, a node of the store is replaced. `make chaos` has each fault beside each
+QUICK = {"killed"}
+"""What `make test` has, without a victim: a projector dies. `make chaos` has each fault beside each
 victim. What records alone can do is tested without a plant, too."""
 
 CASES = [

@@ -64,9 +64,9 @@ def stall(child: NodeChild, part: str) -> None:
             for stalled in (
                 ("reader", "reader_stalled", "nothing was read after offset"),
                 ("heartbeats", "heartbeat_stalled", "heartbeats have not come back"),
+                ("producer", "heartbeat_stalled", "heartbeats have not come back"),
             )
         ),
-        ("replica", "producer", "heartbeat_stalled", "heartbeats have not come back"),
         ("master", "reader", "reader_stalled", "nothing was read after offset"),
     ],
 )

@@ -120,7 +120,11 @@ def test_a_leader_that_has_everything_stops_nothing(own: Broker, plane: TopicPla
     assert plane.events("rollback") == []
 
 
-@pytest.mark.parametrize("is_overtaken", [False, True])
+@pytest.mark.parametrize(
+    "is_overtaken",
+    [pytest.param(False, marks=pytest.mark.matrix), True],
+    ids=["alone", "overtaken"],
+)
 def test_what_the_log_has_lost_is_taken_back(
     own: Broker, plane: TopicPlane, is_overtaken: bool
 ) -> None:

@@ -14,6 +14,8 @@ from tests.simulation.plane.world import AT_ONCE
 from tests.simulation.planted import rollbacks as r
 from tests.simulation.planted.search import cases, search
 
+pytestmark = pytest.mark.worlds
+
 WORLDS_MAX = 60
 MET = SeedReport()
 

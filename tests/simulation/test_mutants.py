@@ -28,6 +28,8 @@ from tests.simulation.subscribers import SHARE as TOPIC_SHARE
 from tests.simulation.transactions import REST, SHARE
 from tests.simulation.world import World
 
+pytestmark = pytest.mark.worlds
+
 Plant = Callable[[pytest.MonkeyPatch], None]
 Worlds = Callable[[int], World]
 

@@ -22,6 +22,8 @@ from tests.simulation.planted import streams as s
 from tests.simulation.planted.search import cases, search
 from tests.support.indexes import make_key_versions
 
+pytestmark = pytest.mark.worlds
+
 WORLDS_MAX = 60
 
 MET = SeedReport()

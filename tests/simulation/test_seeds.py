@@ -16,6 +16,8 @@ from tests.simulation.kernel.runs import SeedReport, ends_in_processes, run_seed
 from tests.simulation.requirements import ENOUGH_FOR_PAIRS, meet_pairs, shortcomings
 from tests.simulation.world import World
 
+pytestmark = pytest.mark.worlds
+
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "300"))
 BATCH = 50
 
