@@ -143,7 +143,7 @@ def sample(kv: Kv, bucket: str) -> list[tuple[str, Any]]:
         (b["documents"] for b in kv.get("buckets")["buckets"] if b["name"] == bucket), None
     )
     if count is None:
-        raise CommandError("not_found", f"there is no bucket {bucket}")
+        raise CommandError("not_found", f"the store has no bucket {bucket}")
     if not count:
         raise CommandError("usage", f"{bucket} has no documents: see `indexctl load`")
     lines = map(json.loads, kv.documents(bucket, 1 + count // DOCUMENTS_MAX))

@@ -62,7 +62,7 @@ class Storage:
         self._unsaved: set[str] = set()
         self._unsaved_entities: dict[bytes, bytes] = {}
         self.recovered: list[str] = []
-        """What was made from a checkpoint, for the operator."""
+        """What was damaged, and what it was made from, for the operator."""
         self.epoch = 0
         """Another one after a bucket has gone back: what was read before is void then."""
         self._reserve = Reserve(folder / RESERVE, RESERVE_BYTES)
@@ -176,13 +176,16 @@ class Storage:
             except StorageError as error:
                 if error.code != "damaged":
                     raise
+                bucket.damaged = True
             self._recover(bucket)
 
     def _recover(self, bucket: Bucket) -> None:
         """Make a bucket from its newest checkpoint that can be read; else delete it."""
         self.epoch += 1
+        checkpoints = self.checkpoints(bucket).found()
+        is_lost = bucket.damaged or bool(checkpoints)
         bucket.damaged = True
-        for checkpoint in self.checkpoints(bucket).found():
+        for checkpoint in checkpoints:
             bucket.database.close()
             try:
                 self._throw_away(bucket.database.folder)
@@ -194,6 +197,8 @@ class Storage:
                 _know(bucket, [checkpoint])
                 self.recovered.append(f"{bucket.name} from checkpoint {int(checkpoint.name)}")
                 return
+        if is_lost:
+            self.recovered.append(f"{bucket.name} anew, as no checkpoint of it can be read")
         self._discard(bucket)
 
     def make_checkpoint(self, bucket: Bucket) -> None:

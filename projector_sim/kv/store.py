@@ -53,7 +53,7 @@ class KvStore:
     def bucket(self, name: str) -> Bucket:
         """Return a bucket. KvError `not_found`."""
         if name not in self._buckets:
-            raise KvError("not_found", f"there is no bucket {name}")
+            raise KvError("not_found", f"the store has no bucket {name}")
         return self._buckets[name]
 
     def create(self, name: str, vbuckets: int = VBUCKETS, nodes: Sequence[int] = NODES) -> Bucket:

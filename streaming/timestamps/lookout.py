@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Mapping
 
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from coordinator.kafka.readers import TAIL_WAIT_MS, consumer
+from coordinator.kafka.stall_detector import CALL_TIMEOUT_S, SILENCE_S
 
 POLL_S = 0.25
 """So late it may be noticed that the application is to stop."""
@@ -32,8 +33,11 @@ class Lookout:
     """Waits for the first record behind where reading has got to. For one thread; any may close it.
 
     The connection is made when it is first needed, also after `close`: a consumer may be blind on
-    a topic that was made anew. A record is told of once. The query reads it next, and may have no
-    use for it: then its place stays where it is.
+    a topic that was made anew. One that finds nothing for long, and gets no answer, is replaced: a
+    client that was told of no broker may never find one again, and reports nothing.
+
+    A record is told of once. The query reads it next, and may have no use for it: then its place
+    stays where it is.
     """
 
     def __init__(self, bootstrap_servers: str) -> None:
@@ -41,6 +45,7 @@ class Lookout:
         self._reader: Consumer | None = None
         self._told: dict[tuple[str, int], int] = {}
         """The offset behind what was told of last."""
+        self._heard_s = time.monotonic()
         self._using = threading.Lock()
         self._closing = threading.Event()
 
@@ -63,16 +68,30 @@ class Lookout:
                 while not (stopping.is_set() or self._closing.is_set()):
                     left_s = end_s - time.monotonic()
                     if left_s <= 0:
+                        self._doubt(reader, places)
                         break
                     if found := reader.consume(TOLD_MAX, min(left_s, POLL_S)):
                         self._note(reader, found)
                         return True
                 return False
             finally:
-                reader.unassign()
+                if self._reader is reader:
+                    reader.unassign()
+
+    def _doubt(self, reader: Consumer, places: Mapping[tuple[str, int], int]) -> None:
+        """Let go of a client that has found nothing for long, and is not answered."""
+        if not places or time.monotonic() < self._heard_s + SILENCE_S:
+            return
+        self._heard_s = time.monotonic()
+        try:
+            reader.get_watermark_offsets(TopicPartition(*min(places)), CALL_TIMEOUT_S)
+        except KafkaException:
+            self._reader = None
+            reader.close()
 
     def _note(self, reader: Consumer, found: list[Message]) -> None:
         """Note what was found, and what else is there."""
+        self._heard_s = time.monotonic()
         for _ in range(LOOKS_MAX):
             for message in found:
                 if message.error() is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -12,8 +14,10 @@ from confluent_kafka import Producer
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.readers import BEGINNING
 from coordinator.kafka.topics import RESTART_REQUEST, SYNC, TICK, topic_name
+from streaming.timestamps import lookout as lookouts
 from streaming.timestamps.lookout import Lookout
-from tests.integration.cluster import read_partition
+from tests.integration.cluster import read_partition, wait_until
+from tests.integration.kafka_proxy import FORGETFUL, as_without_brokers, proxied_broker
 from tests.integration.streaming import Topics
 
 pytestmark = pytest.mark.integration
@@ -121,3 +125,32 @@ def test_where_kafka_is_away_nothing_comes() -> None:
     made = Lookout("127.0.0.1:1")
     assert not made.wait({("c.sync", 0): 0}, 1.0, RUNNING)
     made.close()
+
+
+def test_a_client_that_was_told_of_no_broker_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was told of is not told of again."""
+    monkeypatch.setattr(lookouts, "SILENCE_S", 1.0)
+    monkeypatch.setattr(lookouts, "FETCHED", {**lookouts.FETCHED, **FORGETFUL})
+    told: list[bytes] = []
+    with (
+        proxied_broker(tmp_path / "kafka") as proxy,
+        closing(Lookout(proxy.bootstrap_servers)) as made,
+    ):
+        topics = Topics(proxy.bootstrap_servers)
+        topics.put(SYNC, b"the first", 1)
+        topics.flush()
+
+        def is_told() -> bool:
+            return made.wait(places(topics), 0.5, RUNNING)
+
+        wait_until(is_told, "it is told of the first")
+        proxy.alter = as_without_brokers(proxy, told)
+        wait_until(lambda: not is_told() and told, "it was told of no broker")
+        proxy.reset()
+        assert not is_told()
+        topics.put(SYNC, b"the second", 1)
+        topics.flush()
+        wait_until(is_told, "it is told of the second")
+        assert not is_told()

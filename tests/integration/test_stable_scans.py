@@ -344,9 +344,9 @@ def _older_snapshot(plane: LoggedPlane) -> None:
     """An indexer's database is damaged, and it goes back to an old checkpoint of it."""
     victim = plane.cluster.indexers[2]
     folder = victim.folder / "checkpoints" / plane.bucket
-    found = wait_until(lambda: sorted(folder.glob("[0-9]*"))[1:], "checkpoints")
-    victim.kill()
-    for newer in found:
+    wait_until(lambda: sorted(folder.glob("[0-9]*"))[1:], "checkpoints")
+    victim.kill()  # While it runs, the oldest go.
+    for newer in sorted(folder.glob("[0-9]*"))[1:]:
         shutil.rmtree(newer, ignore_errors=True)
     for path in (victim.folder / "buckets" / plane.bucket).glob("MANIFEST-*"):
         path.unlink()  # A checkpoint may have a link to it.

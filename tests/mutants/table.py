@@ -5624,4 +5624,25 @@ MUTANTS: tuple[Mutant, ...] = (
         "                pass\n",
         "tests/unit/kafka/test_topic_histories.py",
     ),
+    Mutant(
+        "a-lookout-that-is-not-answered-keeps-its-client",
+        "streaming/timestamps/lookout.py",
+        "if not places or time.monotonic() < self._heard_s + SILENCE_S:",
+        "if not places or time.monotonic() > 0:",
+        "tests/integration/test_lookout.py",
+    ),
+    Mutant(
+        "nobody-hears-of-a-bucket-that-is-made-anew",
+        "indexer_sim/bucket/storage.py",
+        "        if is_lost:\n",
+        "        if False:\n",
+        "tests/unit/indexer_sim/test_snapshots.py",
+    ),
+    Mutant(
+        "a-bucket-that-was-only-begun-counts-as-damaged",
+        "indexer_sim/bucket/storage.py",
+        "        if is_lost:\n",
+        "        if True:\n",
+        "tests/unit/indexer_sim/test_snapshots.py",
+    ),
 )

@@ -33,7 +33,7 @@ from coordinator.core.model.stream_records import (
 )
 from coordinator.core.model.vectors import Places, Vector
 from indexer_sim.bucket.checkpoints import About
-from indexer_sim.bucket.entries import pack_back
+from indexer_sim.bucket.entries import SLICE, pack_back
 from indexer_sim.bucket.leases import LEASE_S, Leases
 from indexer_sim.bucket.snapshots import (
     KEPT_MAX,
@@ -623,6 +623,34 @@ def test_a_damaged_bucket_is_made_from_its_checkpoint_and_goes_back(
     again.close()
 
 
+def test_a_damaged_bucket_without_a_checkpoint_is_made_anew_and_the_operator_hears_of_it(
+    storage: Storage, fed: Feeder
+) -> None:
+    folder = fed.bucket.database.folder
+    for checkpoint in storage.checkpoints(fed.bucket).found():
+        damage(checkpoint / "db")
+    storage.close()
+    damage(folder)
+    again = Storage(storage.folder, "indexer 1 of cluster demo")
+    assert again.held == {}
+    assert again.recovered == [f"{fed.bucket.name} anew, as no checkpoint of it can be read"]
+    again.close()
+
+
+def test_a_bucket_that_was_only_begun_is_deleted_without_a_word(storage: Storage) -> None:
+    feeder = Feeder(storage)
+    database = feeder.bucket.database
+    slices = [key for key, _ in database.scan(SLICE)]
+    assert slices
+    for key in slices:
+        database.opened().delete(key)
+    storage.close()
+    again = Storage(storage.folder, "indexer 1 of cluster demo")
+    assert again.held == {}
+    assert again.recovered == []
+    again.close()
+
+
 def test_of_what_there_is_a_checkpoint_is_known_after_a_restart(
     storage: Storage, fed: Feeder
 ) -> None:
@@ -679,6 +707,7 @@ def test_without_a_checkpoint_a_damaged_bucket_is_gone(storage: Storage) -> None
     damage(folder)
     again = Storage(storage.folder, "indexer 1 of cluster demo")
     assert again.held == {}
+    assert again.recovered == [f"{feeder.bucket.name} anew, as no checkpoint of it can be read"]
     again.close()
 
 
