@@ -18,7 +18,7 @@ LATER :=
 ARGS ?=
 SEEDS ?= 1000
 ROUNDS ?= 10
-JOBS ?= 4
+JOBS ?= 3
 FUZZ_SECONDS ?= 20
 
 # Compiled modules, and tests as pytest rewrites them, are kept for the next process.
@@ -35,7 +35,7 @@ help: ## List the targets
 run: java $(STAMP) ## Run a whole cluster in the foreground; Ctrl-C stops it (ARGS="--nodes 5")
 	@exec $(BIN)/indexctl run $(ARGS)
 
-test: java $(CLASSES) quick ## Everything: the quick checks, then tests with a real broker (JOBS=4; ARGS for pytest)
+test: java $(CLASSES) quick ## Everything: the quick checks, then tests with a real broker (JOBS=3; ARGS for pytest)
 	@echo "integration tests, in $(JOBS) processes, and beside them worlds and the slower unit tests"
 	@set +e; out=$$(mktemp); beside=; trap 'exit 130' INT; \
 	trap 'kill $$beside 2> /dev/null; rm -f "$$out"' EXIT; \

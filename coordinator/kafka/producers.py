@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -155,10 +156,15 @@ class PlainProducer:
         self._producer.flush(timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Send what can be sent in time; dead letters that cannot wait again."""
-        self.flush(timeout_s)
-        self._producer.purge()
-        self._producer.poll(0)
+        """Send what can be sent in time; dead letters that cannot wait again.
+
+        A client that has failed for good says so again. Where it still has callbacks to make then,
+        the interpreter takes that for a fault of theirs.
+        """
+        last = partial(self._producer.poll, 0)
+        for step in (partial(self.flush, timeout_s), self._producer.purge, last):
+            with suppress(KafkaException, SystemError):
+                step()
 
     def _send(self, topic: str, value: bytes, **more: Any) -> None:
         """Send what its sender sends again: it is lost where a broker is away and too much waits,

@@ -5645,4 +5645,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if True:\n",
         "tests/unit/indexer_sim/test_snapshots.py",
     ),
+    Mutant(
+        "a-producer-that-has-failed-for-good-ends-whoever-closes-it",
+        "coordinator/kafka/producers.py",
+        "with suppress(KafkaException, SystemError):",
+        "with suppress(ZeroDivisionError):",
+        "tests/unit/kafka/test_producers.py",
+    ),
 )

@@ -118,6 +118,36 @@ class Away(Client):
         self.code = KafkaError._PURGE_QUEUE
 
 
+class Broken(Away):
+    """A client that has failed for good, with callbacks to make: so it ends each call once."""
+
+    def flush(self, timeout_s: float) -> None:
+        raise SystemError("returned a result with an exception set")
+
+    def purge(self) -> None:
+        super().purge()
+        raise KafkaException(KafkaError(KafkaError._FATAL))
+
+
+def test_a_producer_whose_client_has_failed_for_good_can_be_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An indexer makes another one then; what nobody sends again is kept for that."""
+    monkeypatch.setattr(producers, "Producer", Broken)
+    letters = DeadLetters("c")
+    plain = PlainProducer("", "c", lambda event: None, letters)
+    [letter] = send_dead_letters(plain, range(1))
+    plain.close(1.0)
+    monkeypatch.setattr(producers, "Producer", Away)
+    later = PlainProducer("", "c", lambda event: None, letters)
+    client = later._producer
+    assert isinstance(client, Away)
+    client.is_back = True
+    later.serve()
+    later.serve()
+    assert client.arrived == [letter]
+
+
 def send_dead_letters(plain: PlainProducer, numbers: range) -> list[bytes]:
     """Send a dead letter for each of these offsets; return what is to be on the topic then."""
     dead_letters = [DeadLetter("c.hw", 0, number, "why", b"", 5) for number in numbers]
