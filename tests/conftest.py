@@ -21,6 +21,7 @@ for _name, _number in EXAMPLES.items():
     settings.register_profile(_name, UNTIMED, max_examples=_number)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "thorough")
 settings.load_profile(PROFILE)
+MATRIX = os.environ.get("MATRIX")
 
 
 def examples(number: int) -> settings:
@@ -39,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the slow ones to `make test`, the slowest to `make chaos`, Docker to `docker-test`."""
     left = {"thorough"} if PROFILE == "quick" else set()
-    left |= set() if os.environ.get("MATRIX") else {"matrix"}
+    left |= set() if MATRIX else {"matrix"}
     left |= set() if os.environ.get("DOCKER_TEST") else {"docker"}
     slow = [item for item in items if any(map(item.get_closest_marker, left))]
     config.hook.pytest_deselected(items=slow)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from confluent_kafka import KafkaError, KafkaException
 
 UNANSWERED = frozenset(
@@ -48,14 +51,34 @@ def never_connected(error: KafkaError) -> bool:
     return error.code() == KafkaError._TRANSPORT and "in state CONNECT" in error.str()
 
 
+USED_UP = "without setting an exception"
+
+
 def clients_error(error: BaseException) -> BaseException:
     """Return what Kafka's client means by what one of its calls raised.
 
     It reports a fatal error as an exception, out of the call that serves its callbacks. Where a
-    callback is due in the same call, Python makes a SystemError of it, with the error as its cause.
+    callback is due in the same call, Python makes a SystemError of it: with the error as its cause,
+    or, if the callback has used it up, without any. Then all that is known is that it was fatal.
     """
-    cause = error.__cause__
-    return cause if isinstance(error, SystemError) and isinstance(cause, KafkaException) else error
+    if not isinstance(error, SystemError):
+        return error
+    if isinstance(error.__cause__, KafkaException):
+        return error.__cause__
+    if USED_UP in str(error):
+        return KafkaException(
+            KafkaError(KafkaError._FATAL, "Kafka's client has failed", fatal=True)
+        )
+    return error
+
+
+@contextmanager
+def as_meant() -> Iterator[None]:
+    """Raise what Kafka's client means by what its calls raise in here."""
+    try:
+        yield
+    except SystemError as error:
+        raise clients_error(error) from None
 
 
 class KafkaRefusal(Exception):

@@ -27,7 +27,13 @@ from coordinator.core.model.types import Offset
 from coordinator.kafka import end_txn
 from coordinator.kafka.commit_pacing import Pacing
 from coordinator.kafka.delivery import UNKNOWN, offset_of
-from coordinator.kafka.errors import TRANSIENT, UNKNOWN_TOPIC, may_pass, never_connected
+from coordinator.kafka.errors import (
+    TRANSIENT,
+    UNKNOWN_TOPIC,
+    as_meant,
+    may_pass,
+    never_connected,
+)
 from coordinator.kafka.producer_fencing import connect, end_open_transaction
 from coordinator.kafka.settings import (
     EVENT_HEADER,
@@ -144,26 +150,28 @@ class PlainProducer:
         self.serve()
 
     def serve(self) -> None:
-        """Run the delivery callbacks that are due; call it often, it never blocks."""
-        self._producer.poll(0)
+        """Run the delivery callbacks that are due; call it often, it never blocks. Raises
+        KafkaException: the client has failed for good."""
+        self._poll()
         self._dead_letters.send(self._producer)
         failed, self._failed = self._failed, []
         for failure in failed:
             self._feed(failure)
 
+    def _poll(self) -> None:
+        with as_meant():
+            self._producer.poll(0)
+
     def flush(self, timeout_s: float) -> None:
+        """Send what can be sent in time. Raises KafkaException: the client has failed for good."""
         self._dead_letters.send(self._producer)
-        self._producer.flush(timeout_s)
+        with as_meant():
+            self._producer.flush(timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Send what can be sent in time; dead letters that cannot wait again.
-
-        A client that has failed for good says so again. Where it still has callbacks to make then,
-        the interpreter takes that for a fault of theirs.
-        """
-        last = partial(self._producer.poll, 0)
-        for step in (partial(self.flush, timeout_s), self._producer.purge, last):
-            with suppress(KafkaException, SystemError):
+        """Send what can be sent in time; dead letters that cannot wait again."""
+        for step in (partial(self.flush, timeout_s), self._producer.purge, self._poll):
+            with suppress(KafkaException):
                 step()
 
     def _send(self, topic: str, value: bytes, **more: Any) -> None:

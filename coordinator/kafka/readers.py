@@ -35,8 +35,7 @@ question wait behind a fetch; the reader of a tail asks for nothing else."""
 ATTEMPT_S, LOOK_S = SOCKET_TIMEOUT_MS / 1000, 1.0
 """So long one attempt takes to ask for bounds, and who failed to look for another leader."""
 
-LATE_MS = 250
-TOGETHER = {"fetch.min.bytes": 65_536, "fetch.wait.max.ms": LATE_MS}
+TOGETHER = {"fetch.min.bytes": 65_536, "fetch.wait.max.ms": 250}
 """Heartbeats may be late by so much: Kafka hands those of all processes over in one answer, and
 each look costs the broker."""
 

@@ -304,7 +304,7 @@ class Shell:
             await self._stop_fold(self._fold)
         await asyncio.to_thread(self._transactions.close)
         await asyncio.to_thread(self._probe_log.close)
-        self._plain.flush(1.0)
+        self._plain.close(1.0)
         self._store.close()
 
     @staticmethod

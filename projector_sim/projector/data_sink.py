@@ -26,7 +26,7 @@ from coordinator.core.model.stream_records import (
     SyncVector,
 )
 from coordinator.kafka.address import client_settings
-from coordinator.kafka.errors import may_pass
+from coordinator.kafka.errors import as_meant, may_pass
 from coordinator.kafka.settings import plain_settings
 from coordinator.kafka.topics import (
     FAILOVER_LOG,
@@ -145,7 +145,8 @@ class DataSink:
     def _poll(self, timeout_s: float) -> None:
         """Run the callbacks that are due. A client that has failed for good says so here, too."""
         try:
-            self._producer.poll(timeout_s)
+            with as_meant():
+                self._producer.poll(timeout_s)
         except KafkaException as error:
             self.failed = self.failed or error.args[0].str()
 
@@ -158,7 +159,7 @@ class DataSink:
 
     def finish(self, timeout_s: float) -> None:
         """Wait for what was handed over, not longer; what is left then, is lost."""
-        with suppress(KafkaException):
+        with suppress(KafkaException), as_meant():
             if self._producer.flush(timeout_s):
                 self._producer.purge()
 

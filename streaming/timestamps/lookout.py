@@ -60,7 +60,7 @@ class Lookout:
         end_s = time.monotonic() + timeout_s
         told = self._told
         with self._using:
-            reader = self._reader = self._reader or consumer(self._servers, "lookout", **FETCHED)
+            reader = self._client(places)
             reader.assign(
                 [TopicPartition(*w, max(at, told.get(w, at))) for w, at in places.items()]
             )
@@ -68,26 +68,26 @@ class Lookout:
                 while not (stopping.is_set() or self._closing.is_set()):
                     left_s = end_s - time.monotonic()
                     if left_s <= 0:
-                        self._doubt(reader, places)
                         break
                     if found := reader.consume(TOLD_MAX, min(left_s, POLL_S)):
                         self._note(reader, found)
                         return True
                 return False
             finally:
-                if self._reader is reader:
-                    reader.unassign()
+                reader.unassign()
 
-    def _doubt(self, reader: Consumer, places: Mapping[tuple[str, int], int]) -> None:
-        """Let go of a client that has found nothing for long, and is not answered."""
-        if not places or time.monotonic() < self._heard_s + SILENCE_S:
-            return
-        self._heard_s = time.monotonic()
-        try:
-            reader.get_watermark_offsets(TopicPartition(*min(places)), CALL_TIMEOUT_S)
-        except KafkaException:
-            self._reader = None
-            reader.close()
+    def _client(self, places: Mapping[tuple[str, int], int]) -> Consumer:
+        """Return the client; another one if it has found nothing for long, and is not answered."""
+        now_s = time.monotonic()
+        if self._reader and places and now_s >= self._heard_s + SILENCE_S:
+            self._heard_s = now_s
+            try:
+                self._reader.get_watermark_offsets(TopicPartition(*min(places)), CALL_TIMEOUT_S)
+            except KafkaException:
+                self._reader.close()
+                self._reader = None
+        self._reader = self._reader or consumer(self._servers, "lookout", **FETCHED)
+        return self._reader
 
     def _note(self, reader: Consumer, found: list[Message]) -> None:
         """Note what was found, and what else is there."""

@@ -12,19 +12,20 @@ import httpx
 import pytest
 
 from coordinator.embedded.broker import Broker
+from tests.conftest import MATRIX
 from tests.integration.cluster import Cluster, delete_topics
 from tests.integration.indexctl_run import end_runs
 
 if TYPE_CHECKING:
     from tests.integration.scans import Fleet
 
-MATRIX = os.environ.get("MATRIX")
 BRIEF_JVM = "-XX:TieredStopAtLevel=1"
-INTERPRETED = "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
 """A JVM of Spark that ends after some batches: with both compilers a start takes a third more of
-processor time, and what the second one makes comes too late; and what Spark writes as Java for
-each query, and compiles, is a quarter of all that it does. `make chaos` has it as it is by default.
-"""
+processor time, and what the second one makes comes too late."""
+
+INTERPRETED = "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
+"""Spark's queries are not written as Java and compiled, which takes a quarter of a small batch.
+`make chaos` has Spark as the product has it."""
 
 for _name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
     os.environ.setdefault(_name, BRIEF_JVM if MATRIX else f"{BRIEF_JVM} {INTERPRETED}")

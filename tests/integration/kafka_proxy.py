@@ -82,13 +82,21 @@ def as_duplicates(topic: str) -> Alteration:
     """Return what makes a broker acknowledge records of a topic without saying where they are.
 
     So answers one that has the records already, and has lost what it knew of their batches: it
-    knows that they are duplicates, and not of what. Changed are error and offset of partition 0 in
-    the answer to a Produce request that was carried out: the name with its length, one partition,
-    its number, no error; a time of the append that is not said follows. A request that the broker
-    refused (it leads no partition of a new topic yet) is repeated by the client, and stays so.
+    knows that they are duplicates, and not of what.
+    """
+    return as_answered(topic, DUPLICATE_SEQUENCE_NUMBER)
+
+
+def as_answered(topic: str, code: int) -> Alteration:
+    """Return what makes a broker answer with an error where it has written records of a topic.
+
+    Changed are error and offset of partition 0 in the answer to a Produce request that was carried
+    out: the name with its length, one partition, its number, no error; a time of the append that
+    is not said follows. A request that the broker refused (it leads no partition of a new topic
+    yet) is repeated by the client, and stays so.
     """
     head = bytes((len(topic) + 1,)) + topic.encode() + bytes((2, 0, 0, 0, 0))
-    body = struct.pack(">hq", DUPLICATE_SEQUENCE_NUMBER, -1)
+    body = struct.pack(">hq", code, -1)
 
     def altered(api: int, data: bytes) -> bytes:
         at = data.find(head) + len(head)

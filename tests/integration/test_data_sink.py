@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 
 from coordinator import codec
 from coordinator.core.model.stream_records import FailoverLog
@@ -29,6 +29,7 @@ from tests.integration.kafka_proxy import (
     DELIVER_AND_CUT,
     PASS,
     KafkaProxy,
+    as_answered,
     only_once,
     proxied_broker,
 )
@@ -73,6 +74,26 @@ def test_a_record_whose_acknowledgement_is_lost_is_in_the_log_once(proxy: KafkaP
         found.append(codec.decode(message.value() or b"").ordinal)
     reader.close()
     assert found == list(range(1, RECORDS + 1))
+
+
+@pytest.mark.parametrize("is_served", [True, False], ids=["is served", "is finished"])
+def test_a_sink_whose_client_has_failed_for_good_says_so_and_goes_on_with_another(
+    proxy: KafkaProxy, is_served: bool
+) -> None:
+    """The projector opens its streams again then; it need not end."""
+    sink = DataSink(proxy.bootstrap_servers, CLUSTER, threading.Event(), lambda: None)
+    code = KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
+    proxy.alter = as_answered(topic_name(CLUSTER, MUTATIONS), code)
+    sink.items(0, 1, make_key_versions(1))
+    if is_served:
+        until("it hears of it", lambda: sink.failed or sink.serve())
+    else:
+        sink.finish(20)
+    proxy.reset()
+    sink.renew()
+    sink.items(0, 1, make_key_versions(2))
+    sink.finish(20)
+    assert sink.failed == ""
 
 
 def test_control_records_are_spread_over_as_many_partitions_as_sync_has(broker: Broker) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from coordinator import codec
@@ -44,6 +44,7 @@ from tests.integration.kafka_proxy import (
     HOLD,
     HOLD_AND_CUT,
     KafkaProxy,
+    as_answered,
     as_duplicates,
     only_once,
     proxied_broker,
@@ -297,6 +298,24 @@ def test_a_plain_record_may_be_acknowledged_without_an_offset(proxy: KafkaProxy)
     assert producer.written == 2
     assert fed == []
     producer.close(WAIT_S)
+
+
+def test_a_producer_that_has_failed_for_good_can_be_closed(proxy: KafkaProxy) -> None:
+    """So it is for the client where the broker has lost count of its records."""
+    cluster = f"plain-{uuid.uuid4().hex[:8]}"
+    ensure_topics(proxy.bootstrap_servers, cluster)
+    producer = PlainProducer(proxy.bootstrap_servers, cluster, lambda event: None)
+    proxy.alter = as_answered(topic_name(cluster, COMMIT), KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    producer.append(fx.Append(1, ReadBarrier(1, 1)))
+    with pytest.raises(KafkaException) as raised:
+        producer.flush(WAIT_S)
+    assert raised.value.args[0].fatal()
+    producer.close(WAIT_S)
+    proxy.reset()
+    again = PlainProducer(proxy.bootstrap_servers, cluster, lambda event: None)
+    again.append(fx.Append(1, ReadBarrier(1, 2)))
+    again.close(WAIT_S)
+    assert again.written == 1
 
 
 def test_a_copy_of_the_state_without_an_offset_is_not_kept(proxy: KafkaProxy) -> None:

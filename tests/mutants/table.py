@@ -5627,8 +5627,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-lookout-that-is-not-answered-keeps-its-client",
         "streaming/timestamps/lookout.py",
-        "if not places or time.monotonic() < self._heard_s + SILENCE_S:",
-        "if not places or time.monotonic() > 0:",
+        "if self._reader and places and now_s >= self._heard_s + SILENCE_S:",
+        "if self._reader and places and now_s < 0:",
         "tests/integration/test_lookout.py",
     ),
     Mutant(
@@ -5648,8 +5648,22 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-producer-that-has-failed-for-good-ends-whoever-closes-it",
         "coordinator/kafka/producers.py",
-        "with suppress(KafkaException, SystemError):",
-        "with suppress(ZeroDivisionError):",
+        "            with suppress(KafkaException):\n                step()",
+        "            step()",
         "tests/unit/kafka/test_producers.py",
+    ),
+    Mutant(
+        "a-callback-that-is-due-hides-what-the-client-says",
+        "coordinator/kafka/errors.py",
+        "        raise clients_error(error) from None",
+        "        raise error",
+        "tests/unit/kafka/test_producers.py",
+    ),
+    Mutant(
+        "an-error-that-a-callback-has-used-up-is-pythons",
+        "coordinator/kafka/errors.py",
+        "    if USED_UP in str(error):\n",
+        "    if False:\n",
+        "tests/unit/kafka/test_errors.py",
     ),
 )

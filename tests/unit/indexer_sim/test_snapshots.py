@@ -623,20 +623,6 @@ def test_a_damaged_bucket_is_made_from_its_checkpoint_and_goes_back(
     again.close()
 
 
-def test_a_damaged_bucket_without_a_checkpoint_is_made_anew_and_the_operator_hears_of_it(
-    storage: Storage, fed: Feeder
-) -> None:
-    folder = fed.bucket.database.folder
-    for checkpoint in storage.checkpoints(fed.bucket).found():
-        damage(checkpoint / "db")
-    storage.close()
-    damage(folder)
-    again = Storage(storage.folder, "indexer 1 of cluster demo")
-    assert again.held == {}
-    assert again.recovered == [f"{fed.bucket.name} anew, as no checkpoint of it can be read"]
-    again.close()
-
-
 def test_a_bucket_that_was_only_begun_is_deleted_without_a_word(storage: Storage) -> None:
     feeder = Feeder(storage)
     database = feeder.bucket.database
@@ -698,13 +684,21 @@ def test_a_bucket_that_disappeared_comes_back_from_its_checkpoint(
     again.close()
 
 
-def test_without_a_checkpoint_a_damaged_bucket_is_gone(storage: Storage) -> None:
+@pytest.mark.parametrize("has_checkpoint", [False, True], ids=["none", "a damaged one"])
+def test_without_a_checkpoint_that_can_be_read_a_damaged_bucket_is_gone(
+    storage: Storage, has_checkpoint: bool
+) -> None:
+    """The operator hears of it."""
     feeder = Feeder(storage)
     feeder.mutate(b"d0", 1)
     feeder.bucket.database.opened().flush()
-    folder = feeder.bucket.database.folder
+    if has_checkpoint:
+        storage.make_checkpoint(feeder.bucket)
+    found = storage.checkpoints(feeder.bucket).found()
+    assert len(found) == has_checkpoint
     storage.close()
-    damage(folder)
+    for folder in (feeder.bucket.database.folder, *(one / "db" for one in found)):
+        damage(folder)
     again = Storage(storage.folder, "indexer 1 of cluster demo")
     assert again.held == {}
     assert again.recovered == [f"{feeder.bucket.name} anew, as no checkpoint of it can be read"]

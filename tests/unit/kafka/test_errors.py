@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from coordinator.kafka.errors import clients_error, may_pass
-
-
-def fatal_while_a_callback_is_due() -> SystemError:
-    """Return what the client raises: a callback runs though an exception is set."""
-    made = SystemError("returned a result with an exception set")
-    made.__cause__ = KafkaException(KafkaError(KafkaError._FENCED, "fenced", fatal=True))
-    return made
+from coordinator.kafka.errors import as_meant, clients_error, may_pass
+from tests.support.kafka_errors import while_a_callback_is_due
 
 
 def test_a_fatal_error_is_found_behind_pythons() -> None:
-    meant = clients_error(fatal_while_a_callback_is_due())
+    meant = clients_error(while_a_callback_is_due(KafkaError._FENCED))
     assert isinstance(meant, KafkaException)
     assert meant.args[0].code() == KafkaError._FENCED
+
+
+def test_a_fatal_error_that_a_callback_has_used_up_is_known_as_fatal() -> None:
+    meant = clients_error(SystemError("flush returned NULL without setting an exception"))
+    assert isinstance(meant, KafkaException)
+    assert meant.args[0].fatal()
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,15 @@ def test_a_fatal_error_is_found_behind_pythons() -> None:
 )
 def test_any_other_error_means_itself(error: Exception) -> None:
     assert clients_error(error) is error
+    with pytest.raises(type(error)) as raised, as_meant():
+        raise error
+    assert raised.value is error
+
+
+def test_what_is_raised_is_what_the_client_means() -> None:
+    with pytest.raises(KafkaException) as raised, as_meant():
+        raise while_a_callback_is_due(KafkaError._FENCED)
+    assert raised.value.args[0].code() == KafkaError._FENCED
 
 
 @pytest.mark.parametrize(

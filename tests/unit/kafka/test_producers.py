@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from coordinator.kafka import end_txn, producers
 from coordinator.kafka.errors import never_connected
 from coordinator.kafka.producers import DeadLetters, PlainProducer
 from coordinator.kafka.settings import plain_settings
+from tests.support.kafka_errors import while_a_callback_is_due
 
 TRANSPORT = KafkaError._TRANSPORT
 
@@ -119,33 +121,27 @@ class Away(Client):
 
 
 class Broken(Away):
-    """A client that has failed for good, with callbacks to make: so it ends each call once."""
+    """A client that has failed for good, and says so whenever it is to let go of something."""
 
     def flush(self, timeout_s: float) -> None:
-        raise SystemError("returned a result with an exception set")
+        raise while_a_callback_is_due(KafkaError._FATAL)
 
     def purge(self) -> None:
         super().purge()
         raise KafkaException(KafkaError(KafkaError._FATAL))
 
 
-def test_a_producer_whose_client_has_failed_for_good_can_be_closed(
+def test_a_client_that_has_failed_for_good_says_so_in_kafkas_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An indexer makes another one then; what nobody sends again is kept for that."""
+    """An indexer makes another producer then; of an error of Python's it would end."""
     monkeypatch.setattr(producers, "Producer", Broken)
-    letters = DeadLetters("c")
-    plain = PlainProducer("", "c", lambda event: None, letters)
-    [letter] = send_dead_letters(plain, range(1))
-    plain.close(1.0)
-    monkeypatch.setattr(producers, "Producer", Away)
-    later = PlainProducer("", "c", lambda event: None, letters)
-    client = later._producer
-    assert isinstance(client, Away)
-    client.is_back = True
-    later.serve()
-    later.serve()
-    assert client.arrived == [letter]
+    plain = PlainProducer("", "c", lambda _: None)
+    client: Any = plain._producer
+    monkeypatch.setattr(client, "poll", client.flush)
+    for call in (plain.serve, partial(plain.flush, 1.0)):
+        with pytest.raises(KafkaException):
+            call()
 
 
 def send_dead_letters(plain: PlainProducer, numbers: range) -> list[bytes]:
@@ -263,15 +259,17 @@ def test_letters_that_no_room_is_for_are_told_of(
     assert 10 < len(client.arrived) <= 20 + client.room
 
 
+@pytest.mark.parametrize("lost", [Away, Broken])
 def test_letters_outlive_the_producer_that_could_not_send_them(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, lost: type[Away]
 ) -> None:
-    monkeypatch.setattr(producers, "Producer", Away)
+    monkeypatch.setattr(producers, "Producer", lost)
     waiting = DeadLetters("c")
     first = PlainProducer("", "c", lambda _: None, waiting)
     wanted = send_dead_letters(first, range(8))
     first.close(0.1)
     assert len(waiting) == 8
+    monkeypatch.setattr(producers, "Producer", Away)
     second = PlainProducer("", "c", lambda _: None, waiting)
     client: Any = second._producer
     client.is_back = True

@@ -7,13 +7,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from streaming.spark.crash_points import Crasher
 from streaming.timestamps.state_store import DoubtError, FencedError, RefusedError, StateStore
-
-
-def while_a_callback_is_due(code: int) -> SystemError:
-    """Return what Python makes of an error of the client in a call that runs a callback, too."""
-    made = SystemError("returned a result with an exception set")
-    made.__cause__ = KafkaException(KafkaError(code))
-    return made
+from tests.support.kafka_errors import while_a_callback_is_due
 
 
 @pytest.mark.parametrize(
