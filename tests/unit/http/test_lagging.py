@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from coordinator.client.client import AsyncClient
+from coordinator.core.consensus.effects import Publish
 from coordinator.core.history.feed import Feed
 from coordinator.http import watch
 from coordinator.http.app import build_app
@@ -43,6 +44,7 @@ class Served:
     def __init__(self) -> None:
         self.shell = LoneShell()
         self.shell.changes = Feed()
+        self.shell.lone.replaced[Publish] = self._publish
         self.written: list[int] = []
         with bound(LOCAL, 0) as found:
             self.port = found.getsockname()[1]
@@ -55,14 +57,16 @@ class Served:
     async def post(self, path: str, body: Any) -> httpx.Response:
         return await self._http.post(path, json=body)
 
+    def _publish(self, effect: Publish) -> None:
+        """As a node does: who is to be told a bookmark must not find a state of which the feed was
+        not told."""
+        assert len({event.txn for event in effect.events}) == 1
+        self.shell.changes.publish(effect.before, effect.events)
+
     async def write(self) -> None:
-        """Write a setting, and hand it to those who watch."""
-        before, known = self.shell.node.state, len(self.shell.lone.topic)
+        """Write a setting; who watches is handed it."""
         answer = await self._http.put(f"/v1/config/k{len(self.written) % 4}", content=VALUE)
         assert answer.status_code == httpx.codes.OK, answer.text
-        events = [event for _, event in self.shell.lone.topic[known:]]
-        assert len({event.txn for event in events}) == 1
-        self.shell.changes.publish(before, events)
         self.written.append(answer.json()["cas"])
         await asyncio.sleep(0)
 
@@ -107,13 +111,18 @@ async def request(port: int, path: str) -> socket.socket:
     return made
 
 
+async def received(made: socket.socket) -> bytes:
+    """Return what comes next; a stream that has ended would be read for ever."""
+    part = await asyncio.get_running_loop().sock_recv(made, 1 << 20)
+    assert part, "the connection was cut off within the stream"
+    return part
+
+
 async def rest_of(made: socket.socket) -> bytes:
     """Return all that comes until the stream ends, without the framing of its chunks."""
-    loop, parts = asyncio.get_running_loop(), [b"\r\n"]
+    parts = [b"\r\n"]
     while not parts[-1].endswith(b"0\r\n\r\n"):
-        part = await loop.sock_recv(made, 1 << 20)
-        assert part, "the connection was cut off within the stream"
-        parts.append(part)
+        parts.append(await received(made))
     return re.sub(rb"\r\n[0-9a-f]+\r\n", b"", b"".join(parts))
 
 
@@ -233,11 +242,11 @@ def test_watchers_who_take_the_same_are_sent_what_was_made_once(
             for _ in range(10):
                 await node.write()
                 await asyncio.sleep(0.001)
-            loop, last = asyncio.get_running_loop(), f"id: {node.written[-1]}\n".encode()
+            last = f"id: {node.written[-1]}\n".encode()
             for reader in readers:
                 stream = b""
                 while last not in stream:
-                    stream += await loop.sock_recv(reader, 1 << 20)
+                    stream += await received(reader)
                 found = [int(cas) for cas in re.findall(rb"event: change\nid: (\d+)\n", stream)]
                 assert found == node.written
 
@@ -252,6 +261,7 @@ def test_who_takes_nothing_is_waited_for_by_nobody_and_misses_nothing(
 ) -> None:
     """What is new cannot be sent to it while it rests: its own task waits until it takes some."""
     monkeypatch.setattr("tests.unit.http.test_lagging.VALUE", json.dumps("x" * 9_000))
+    monkeypatch.setattr(watch, "STUCK_S", 600.0)
     _, sent = chunks_sent(monkeypatch)
 
     async def scenario() -> None:
@@ -260,17 +270,17 @@ def test_who_takes_nothing_is_waited_for_by_nobody_and_misses_nothing(
             slow, quick = [stack.enter_context(await request(node.port, path)) for _ in range(2)]
             while not watching(node.shell, 2):
                 await asyncio.sleep(0)
-            loop, stream = asyncio.get_running_loop(), b""
+            stream = b""
             for number in range(1_000):
                 await node.write()
                 while f"id: {node.written[-1]}\n".encode() not in stream[-20_000:]:
-                    stream += await loop.sock_recv(quick, 1 << 20)
+                    stream += await received(quick)
                 if number > 20 and len(sent) < 1.5 * number:
                     break
             assert number < 900, "the slow one is full"
             read, last = b"", f"id: {node.written[-1]}\n".encode()
             while last not in read[-20_000:]:
-                read += await loop.sock_recv(slow, 1 << 20)
+                read += await received(slow)
             for one in (stream, read):
                 plain = re.sub(rb"\r\n[0-9a-f]+\r\n", b"", one)
                 found = [int(cas) for cas in re.findall(rb"event: change\nid: (\d+)\n", plain)]
@@ -291,14 +301,14 @@ def test_who_rested_is_told_of_a_bookmark_soon_after_a_change(
             reader = stack.enter_context(await request(node.port, PATHS["a watch"]))
             while not watching(node.shell, 1):
                 await asyncio.sleep(0)
-            loop, stream = asyncio.get_running_loop(), b""
+            stream = b""
             async with asyncio.timeout(60):
                 for _ in range(3):
                     await asyncio.sleep(0.01)
                     await node.write()
                     marked = b"event: bookmark\nid: %d\n" % node.written[-1]
                     while marked not in stream:
-                        stream += await loop.sock_recv(reader, 1 << 20)
+                        stream += await received(reader)
 
     asyncio.run(scenario())
 
