@@ -113,6 +113,14 @@ class ScanRefused(Exception):
         self.details = details or {}
 
 
+class Unsettled(ScanRefused):
+    """What a bucket holds changes at this moment, perhaps because of another index of it: what was
+    looked up may not be what would be read. A scan looks again, as long as it may wait."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("index_recovering", message)
+
+
 # -- what is scanned -----------------------------------------------------------------------------
 
 NEWEST = 0
@@ -415,7 +423,8 @@ class ScanServer:
                     return self._read_here(scan)
                 except ScanRefused as refusal:
                     left_s = deadline - time.monotonic()
-                    if refusal.code not in PASSING or left_s < POLL_S:
+                    passes = refusal.code in PASSING or isinstance(refusal, Unsettled)
+                    if not passes or left_s < POLL_S:
                         raise
                 await asyncio.sleep(min(pause_s, left_s))
                 pause_s = min(pause_s * POLL_GROWTH, POLL_S_MAX)

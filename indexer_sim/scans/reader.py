@@ -15,7 +15,7 @@ from indexer_sim.bucket.database import Moment, MomentLostError
 from indexer_sim.bucket.entries import State, entries_prefix
 from indexer_sim.bucket.snapshots import overlaid
 from indexer_sim.bucket.storage import Storage
-from indexer_sim.scans.api import ScanRefused, Wanted
+from indexer_sim.scans.api import ScanRefused, Unsettled, Wanted
 
 CHUNK = 128
 """So many entries are read at once: a seek costs as much as a few."""
@@ -58,7 +58,7 @@ class StorageReading:
             raise _rolling_back(index_id, lost)
         if remade % 2 or remade != bucket.remade:
             # What was checked may not be what is read.
-            raise _recovering("what is held of the index is changing")
+            raise Unsettled("what is held of the index is changing")
         return view
 
 
@@ -112,7 +112,7 @@ def _stable_view(bucket: Bucket, index_id: int, build: int, wanted: Wanted) -> S
         _check_covered(found.vector, places)
         kept = {n: s for n, s in kept.items() if s.vector.lacking(places) is None}
     if not timeline.leases.renew(found, revision):
-        raise _recovering("the snapshots are changing")
+        raise Unsettled("the snapshots are changing")
     overlay = {piece: entries for (i, piece), entries in found.overlay.items() if i == index_id}
     return SlicesView(
         found.moment,
@@ -129,8 +129,8 @@ def _rolling_back(index_id: int, vbuckets: int) -> ScanRefused:
     return ScanRefused("index_rolling_back", text, {"vbuckets": vbuckets})
 
 
-def _recovering(why: str = "the storage is being opened again") -> ScanRefused:
-    return ScanRefused("index_recovering", why)
+def _recovering() -> ScanRefused:
+    return ScanRefused("index_recovering", "the storage is being opened again")
 
 
 class SlicesView:

@@ -36,7 +36,7 @@ from coordinator.http.calls import Calls, Silent
 from coordinator.http.scan import ARRIVAL_PAUSE_S
 from coordinator.http.server import HttpServer
 from indexer_sim.scans import api
-from indexer_sim.scans.api import SMALL, ScanRefused
+from indexer_sim.scans.api import SMALL, ScanRefused, Unsettled
 from tests.integration.cluster import JSON, wait_until
 from tests.integration.scans import START_S, Fleet, Rows, eventually, expected
 
@@ -242,6 +242,27 @@ def test_an_indexer_that_had_too_little_time_is_asked_again(
         (504, "timestamp_not_reached"),
         (503, "index_recovering"),
     }
+
+
+@pytest.mark.parametrize("limit", [10, 1_000])
+def test_an_indexer_that_holds_the_only_copy_is_waited_for_while_that_changes(
+    fleet: Fleet, http: httpx.Client, limit: int
+) -> None:
+    """Another index of its bucket may be made or dropped there: that takes a few milliseconds."""
+    index = fleet.index("city", "n", slices=3)
+    rows = some_rows(50)
+    fleet.fill(index, rows)
+    only = fleet.readings[2]
+    only.refusal = Unsettled("what is held is changing")
+
+    def settle() -> None:
+        only.refusal = None
+
+    with once(lambda: only.scans > 1, "it is looked at again", settle):
+        found = scan(http, index, limit=limit, timeout_ms=60_000)
+    assert ids(found) == expected(index, rows)[:limit]
+    only.refusal = Unsettled("what is held is changing")
+    assert refusal(http, index, timeout_ms=500) == (503, "index_recovering")
 
 
 @pytest.mark.parametrize("code", ["index_building", "index_rolling_back", "index_recovering"])

@@ -4528,6 +4528,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/indexer_sim/test_kept_storage.py",
     ),
     Mutant(
+        "what-changes-for-a-moment-is-refused",
+        "indexer_sim/scans/api.py",
+        " or isinstance(refusal, Unsettled)",
+        "",
+        "tests/integration/test_scan.py",
+    ),
+    Mutant(
         "a-snapshot-of-earlier-storage-is-read",
         "indexer_sim/bucket/snapshots.py",
         "        self.kept = tuple(map(without, self.kept))\n",
