@@ -208,6 +208,7 @@ class Answering:
 
     def close(self) -> None:
         self._ended.set()
+        self._socket.shutdown(socket.SHUT_RDWR)  # Who waits for the next one would wait for ever.
         self._socket.close()
 
 
@@ -248,12 +249,13 @@ WRONG = {
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", WRONG)
 def test_no_answer_ends_the_thread(
+    capsys: pytest.CaptureFixture[str],
     source: Holder,
     driven: Driven,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """What it says at its end is captured, too: so that is asked for first."""
     monkeypatch.setattr(fillings, "PATIENCE_S", 0.1)
     monkeypatch.setattr(module, "REST_S", 0.01)
     server = Answering(WRONG[name])
