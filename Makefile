@@ -48,7 +48,7 @@ test: java $(CLASSES) quick ## Everything: the quick checks, then tests with a r
 	exit $$(( tests || failed ))
 
 test: LATER := yes
-test: export SIMULATION_SEEDS ?= 150
+test: export SIMULATION_SEEDS ?= 100
 quick: $(STAMP) ## Without a broker: lint, types, import rules, unit tests, simulator
 	@echo "lint, format, types, imports, unit tests, simulator"
 	@set +e; out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \

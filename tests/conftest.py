@@ -10,9 +10,22 @@ it, and sets MATRIX for that.
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
+
+TOGETHER = (
+    ("test_stable_scans", "test_rebalance", "test_rollback"),
+    ("test_data_plane", "test_topic_source"),
+    (
+        *("test_publisher", "test_cluster_ddl", "test_cluster_api", "test_ddl_topic"),
+        *("test_transactions", "test_undo", "test_poisoned_nodes"),
+    ),
+)
+"""Modules that share a plant: one process runs them, one behind the other."""
 
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -35,6 +48,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "matrix: a further combination; `make chaos` runs it")
     config.addinivalue_line("markers", "docker: needs an engine; `make docker-test` runs it")
     config.addinivalue_line("markers", "fuzz: a law of any input; `make chaos` tries it for long")
+
+
+class Scheduling(LoadFileScheduling):
+    """The tests of a module stay together, and so do modules that share a plant."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = super()._split_scope(nodeid)
+        return next((names[0] for names in TOGETHER if Path(path).stem in names), path)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

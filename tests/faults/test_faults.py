@@ -40,7 +40,7 @@ from tests.integration.cluster import wait_until
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SEED = int(os.environ.get("CHAOS_SEED", "0")) or random.randrange(1_000_000)
-ROUNDS = 5
+ROUNDS = 7
 """Together they have every kind; `make test` has the first, so a fifth, drawn anew each time.
 `make chaos` has as many as one likes."""
 

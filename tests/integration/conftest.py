@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,10 @@ import httpx
 import pytest
 
 from coordinator.embedded.broker import Broker
-from tests.conftest import MATRIX
+from tests.conftest import MATRIX, TOGETHER
 from tests.integration.cluster import Cluster, delete_topics
 from tests.integration.indexctl_run import end_runs
+from tests.integration.kafka_proxy import KafkaProxy, proxied_broker
 
 if TYPE_CHECKING:
     from tests.integration.scans import Fleet
@@ -31,10 +32,10 @@ for _name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPT
     os.environ.setdefault(_name, BRIEF_JVM if MATRIX else f"{BRIEF_JVM} {INTERPRETED}")
 
 LONG = (
-    *("test_faults", "test_stable_scans", "test_streaming", "test_cluster_recovery"),
+    *("test_faults", *TOGETHER[0], "test_streaming", "test_cluster_recovery", *TOGETHER[1]),
     *("test_indexer", "test_embedded_brokers", "test_archive", "test_stalls"),
-    *("test_data_plane", "test_projector", "test_sources", "test_streaming_batches"),
-    *("test_cluster_membership", "test_cluster_faults", "test_rollback", "test_rebalance"),
+    *("test_projector", "test_sources", "test_streaming_batches", *TOGETHER[2]),
+    *("test_cluster_membership", "test_cluster_faults"),
     *("test_history_tail", "test_watch", "test_embedded", "test_examples", "test_backup"),
     *("test_lost_mutations", "test_history_retention", "test_topics_of_changes"),
 )
@@ -75,36 +76,117 @@ SHARED: list[Broker] = []
 
 
 @pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One embedded Kafka broker per test run; use `.bootstrap_servers`, and a topic of your own."""
-    with Broker(tmp_path_factory.mktemp("kafka")) as running:
-        SHARED.append(running)
-        yield running
+def _proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, KafkaProxy]]:
+    with proxied_broker(tmp_path_factory.mktemp("kafka")) as both:
+        SHARED.append(both[0])
+        yield both
         SHARED.clear()
 
 
+@pytest.fixture(scope="session")
+def broker(_proxied: tuple[Broker, KafkaProxy]) -> Broker:
+    """One embedded Kafka broker per test run; use `.bootstrap_servers`, and a topic of your own."""
+    return _proxied[0]
+
+
+@pytest.fixture
+def proxy(_proxied: tuple[Broker, KafkaProxy]) -> Iterator[KafkaProxy]:
+    """Another way to that broker, which a test may obstruct; afterwards everything passes."""
+    yield _proxied[1]
+    _proxied[1].reset()
+
+
+@pytest.fixture
+def mortal_broker(broker: Broker) -> Iterator[Broker]:
+    """That broker, for a test that stops or kills it; afterwards it runs again."""
+    yield broker
+    if not broker.alive:
+        broker.start()
+
+
+class Kept:
+    """The plant that the modules share which are tested together, until others have their turn."""
+
+    def __init__(self) -> None:
+        self.names: Sequence[str] = ()
+        self._stack = ExitStack()
+        self._plant: Cluster | None = None
+
+    def have_turn(self, name: str) -> None:
+        """It is a module's turn. If the plant is not its own, that ends."""
+        if name not in self.names:
+            self._stack.close()
+            self._plant = None
+            self.names = next((names for names in TOGETHER if name in names), ())
+
+    def plant(self, make: Callable[[], Cluster]) -> Cluster:
+        if self._plant is None:
+            self._plant = self._stack.enter_context(make()).start()
+        return self._plant
+
+
+@pytest.fixture(scope="session")
+def _kept() -> Iterator[Kept]:
+    made = Kept()
+    yield made
+    made.have_turn("")
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _no_topic_is_left() -> Iterator[None]:
+def _no_topic_is_left(request: pytest.FixtureRequest, _kept: Kept) -> Iterator[None]:
+    """Nothing is left of what no other module uses."""
+    _kept.have_turn(request.path.stem)
     yield
-    for running in SHARED:
+    for running in () if _kept.names else SHARED:
         delete_topics(running.bootstrap_servers)
 
 
+Keep = Callable[..., Cluster]
+
+
 @pytest.fixture(scope="module")
-def cluster(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def keep(broker: Broker, tmp_path_factory: pytest.TempPathFactory, _kept: Kept) -> Iterator[Keep]:
+    """Starts the plant of a module, or gives it the one that it shares."""
+    with ExitStack() as stack:
+
+        def start(prepare: Callable[[Cluster], None] = lambda _: None, **options: Any) -> Cluster:
+            def make() -> Cluster:
+                folder = tmp_path_factory.mktemp("cluster")
+                made = Cluster(folder, broker.bootstrap_servers, **options)
+                prepare(made)
+                return made
+
+            if _kept.names:
+                return _kept.plant(make)
+            return stack.enter_context(make()).start()
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def cluster(keep: Keep) -> Cluster:
     """Three nodes and three indexers that the tests of a module share and leave intact."""
-    folder = tmp_path_factory.mktemp("cluster")
-    with Cluster(folder, broker.bootstrap_servers) as running:
-        yield running.start()
+    return keep()
 
 
 @pytest.fixture(scope="module")
-def plant(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def plant(keep: Keep) -> Cluster:
     """One node, three indexers and two projectors with their store, that the tests of a module
     share: of each module that has no other plant of its own."""
-    folder = tmp_path_factory.mktemp("plant")
-    with Cluster(folder, broker.bootstrap_servers, nodes=1, indexers=3, projectors=2) as running:
-        yield running.start()
+    return keep(nodes=1, indexers=3, projectors=2)
+
+
+@pytest.fixture(scope="module")
+def stable_plant(keep: Keep) -> Cluster:
+    """Three nodes and indexers, two projectors and Spark. Each module writes its own bucket."""
+
+    def prepare(made: Cluster) -> None:
+        for indexer in made.indexers.values():
+            indexer.more = ("--checkpoint-s", "1")
+        for projector in made.projectors.values():
+            projector.more = ("--repeat-ms", "2000")
+
+    return keep(prepare, projectors=2, timestamps=True)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """A proxy in front of a real broker that knows one request from another, and can hold them back.
 
-The broker advertises the proxy's address, so every client comes through it. Requests are whole
+The broker advertises the proxy's address to all who come to its second listener: every client that
+comes through it once does so always. Requests are whole
 frames of Kafka's protocol: a length, then the number of the API. A `Rule` decides what becomes of
 each: it goes on, it is held, or its connection to the client is cut while the broker keeps the
 request. A held request reaches the broker when the test lets go of it, over the connection on which
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.embedded.broker import Broker
+from coordinator.embedded.ports import pick_free
 
 LOOPBACK = "127.0.0.1"
 PRODUCE, METADATA, CREATE_TOPICS, END_TXN, DESCRIBE_CONFIGS = 0, 3, 19, 26, 32
@@ -62,18 +64,23 @@ def only_once(api: int, action: str) -> Rule:
 
 
 @contextmanager
-def proxied_broker(folder: Path) -> Iterator[KafkaProxy]:
-    """Run a broker that all clients reach through the proxy.
-
-    It relays before the broker starts: who asks whether that is there may be sent to the proxy.
-    """
-    proxy = KafkaProxy()
-    settings = {"advertised.listeners": f"PLAINTEXT://{proxy.bootstrap_servers}"}
-    broker = Broker(folder, settings=settings)
-    proxy.serve(broker.settle().port)
+def proxied_broker(folder: Path) -> Iterator[tuple[Broker, KafkaProxy]]:
+    """Run a broker that has two addresses: its own, and that of a proxy."""
+    proxy, ports = KafkaProxy(), list[int]()
+    while len(ports) < 3:
+        ports.append(pick_free(avoid=ports))
+    own, controller, behind = (f"{LOOPBACK}:{port}" for port in ports)
+    settings = {
+        "listeners": f"PLAINTEXT://{own},CONTROLLER://{controller},PROXIED://{behind}",
+        "advertised.listeners": f"PLAINTEXT://{own},PROXIED://{proxy.bootstrap_servers}",
+        "listener.security.protocol.map": ",".join(
+            f"{name}:PLAINTEXT" for name in ("PLAINTEXT", "CONTROLLER", "PROXIED")
+        ),
+    }
+    proxy.serve(ports[2])
     try:
-        with broker:
-            yield proxy
+        with Broker(folder, port=ports[0], controller_port=ports[1], settings=settings) as broker:
+            yield broker, proxy
     finally:
         proxy.close()
 

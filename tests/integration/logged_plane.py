@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from coordinator import codec
@@ -63,37 +62,20 @@ class Scanned(NamedTuple):
     rows: list[Row]
 
 
-@contextmanager
-def stable_plant(
-    folder: Path,
-    servers: str,
-    limits: Mapping[str, int],
-    *,
-    of_indexers: Sequence[str] = (),
-    of_projectors: Sequence[str] = (),
-) -> Iterator[Cluster]:
-    """Run three nodes and indexers, two projectors and Spark, until the block ends.
-
-    `limits` are the settings of timestamps; the others are options of processes.
-    """
-    made = Cluster(folder, servers, nodes=3, indexers=3, projectors=2, timestamps=True)
-    with made:
-        for projector in made.projectors.values():
-            projector.more = of_projectors
-        for indexer in made.indexers.values():
-            indexer.more = of_indexers
-        made.start()
-        with made.client() as client:
-            client.put_config("timestamps", dict(limits))
-        yield made
-
-
 def loaded_plane(
-    plant: Cluster, bucket: str, vbuckets: int, specs: Iterable[Spec], documents: int
+    plant: Cluster,
+    bucket: str,
+    vbuckets: int,
+    specs: Iterable[Spec],
+    documents: int,
+    limits: Mapping[str, int],
 ) -> LoggedPlane:
-    """Return a bucket with up to so many documents, and these indexes of it, built."""
+    """Return a bucket with up to so many documents, and these indexes of it, built; `limits` are
+    the settings of timestamps."""
     chance = random.Random(1)
     made = LoggedPlane(plant, bucket, vbuckets)
+    with plant.client() as client:
+        client.put_config("timestamps", dict(limits))
     changes = (some_change(chance, documents) for _ in range(500))
     made.load({name: document for name, document in changes if document})
     made.create(*specs)

@@ -222,7 +222,7 @@ def test_what_is_no_event_is_a_dead_letter_and_nobody_else_writes(
             archiver.kill()
             seen = archiver.cases()
             assert seen == list(range(1, len(seen) + 1)), "a beginning of history, each once"
-        archiver.begin("--compact-every", "1")
+        archiver.begin("--compact-every", "2")
         wait_until(lambda: archiver.count == 8, "all is read", START_S)
         assert archiver.cases() == list(range(1, 9))
         # Who is killed behind it, and before the batch, puts it there again, under the same key.

@@ -6,7 +6,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
@@ -24,6 +23,7 @@ from coordinator.kafka.topics import (
     topic_name,
 )
 from projector_sim.projector.data_sink import DataSink
+from tests.integration.cluster import delete_topics
 from tests.integration.indexer_process import until
 from tests.integration.kafka_proxy import (
     DELIVER_AND_CUT,
@@ -31,7 +31,6 @@ from tests.integration.kafka_proxy import (
     KafkaProxy,
     as_answered,
     only_once,
-    proxied_broker,
 )
 from tests.support.indexes import make_key_versions, make_sync_vector
 from tests.support.stability_bench import end
@@ -46,11 +45,12 @@ LOST_EVERY = 50
 
 
 @pytest.fixture
-def proxy(tmp_path: Path) -> Iterator[KafkaProxy]:
-    """A proxy through which alone clients reach a broker."""
-    with proxied_broker(tmp_path / "kafka") as made:
-        ensure_topics(made.bootstrap_servers, CLUSTER, durable=False)
-        yield made
+def proxy(proxy: KafkaProxy) -> Iterator[KafkaProxy]:
+    """A way to a broker that has the topics of this cluster, and no record there."""
+    ensure_topics(proxy.bootstrap_servers, CLUSTER, durable=False)
+    yield proxy
+    proxy.reset()
+    delete_topics(proxy.bootstrap_servers, CLUSTER)
 
 
 def test_a_record_whose_acknowledgement_is_lost_is_in_the_log_once(proxy: KafkaProxy) -> None:

@@ -26,7 +26,7 @@ from coordinator.core.model.types import Offset
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.agents import Folds
 from coordinator.kafka.topics import COMMIT, RESTART, STABILITY, ensure_topics, topic_name
-from tests.integration.kafka_proxy import HOLD, only_once, proxied_broker
+from tests.integration.kafka_proxy import HOLD, KafkaProxy, only_once
 
 pytestmark = pytest.mark.integration
 
@@ -261,19 +261,18 @@ def test_what_was_forgotten_is_passed_over_and_is_not_the_end(
     asyncio.run(run())
 
 
-def test_a_fetch_that_nobody_answers_is_given_up_soon(tmp_path: Path) -> None:
-    with proxied_broker(tmp_path / "kafka") as proxy:
-        reading = Reading(proxy.bootstrap_servers, tmp_path)
-        reading.write(1)
+def test_a_fetch_that_nobody_answers_is_given_up_soon(proxy: KafkaProxy, tmp_path: Path) -> None:
+    reading = Reading(proxy.bootstrap_servers, tmp_path)
+    reading.write(1)
 
-        async def run() -> None:
-            async with reading.started():
-                await reading.until(lambda: reading.commits == [0])
-                proxy.rule = only_once(FETCH, HOLD)
-                await asyncio.to_thread(proxy.wait_for_held)
-                began_s = time.monotonic()
-                await asyncio.to_thread(reading.write, 1)
-                await reading.until(lambda: reading.commits == [0, 1])
-                assert time.monotonic() - began_s < 30
+    async def run() -> None:
+        async with reading.started():
+            await reading.until(lambda: reading.commits == [0])
+            proxy.rule = only_once(FETCH, HOLD)
+            await asyncio.to_thread(proxy.wait_for_held)
+            began_s = time.monotonic()
+            await asyncio.to_thread(reading.write, 1)
+            await reading.until(lambda: reading.commits == [0, 1])
+            assert time.monotonic() - began_s < 30
 
-        asyncio.run(run())
+    asyncio.run(run())

@@ -47,25 +47,10 @@ from tests.integration.kafka_proxy import (
     as_answered,
     as_duplicates,
     only_once,
-    proxied_broker,
 )
 from tests.integration.ports import event
 
 WAIT_S = 90.0
-
-
-@pytest.fixture(scope="module")
-def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProxy]:
-    """A broker that all clients reach through the proxy."""
-    with proxied_broker(tmp_path_factory.mktemp("kafka")) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def _passing(proxy: KafkaProxy) -> Iterator[None]:
-    proxy.reset()
-    yield
-    proxy.reset()
 
 
 class Writer:

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -17,7 +16,7 @@ from coordinator.kafka.topics import RESTART_REQUEST, SYNC, TICK, topic_name
 from streaming.timestamps import lookout as lookouts
 from streaming.timestamps.lookout import Lookout
 from tests.integration.cluster import read_partition, wait_until
-from tests.integration.kafka_proxy import FORGETFUL, as_without_brokers, proxied_broker
+from tests.integration.kafka_proxy import FORGETFUL, KafkaProxy, as_without_brokers
 from tests.integration.streaming import Topics
 
 pytestmark = pytest.mark.integration
@@ -128,16 +127,13 @@ def test_where_kafka_is_away_nothing_comes() -> None:
 
 
 def test_a_client_that_was_told_of_no_broker_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy: KafkaProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was told of is not told of again."""
     monkeypatch.setattr(lookouts, "SILENCE_S", 1.0)
     monkeypatch.setattr(lookouts, "FETCHED", {**lookouts.FETCHED, **FORGETFUL})
     told: list[bytes] = []
-    with (
-        proxied_broker(tmp_path / "kafka") as proxy,
-        closing(Lookout(proxy.bootstrap_servers)) as made,
-    ):
+    with closing(Lookout(proxy.bootstrap_servers)) as made:
         topics = Topics(proxy.bootstrap_servers)
         topics.put(SYNC, b"the first", 1)
         topics.flush()

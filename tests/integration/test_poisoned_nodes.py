@@ -88,10 +88,10 @@ def test_no_record_on_any_topic_stops_a_node(cluster: Cluster) -> None:
         where[name] = cluster.publish_all(name, [(value, 0) for value in bad], key="bad")
     request = new_request_id()
     good = codec.encode_ddl(
-        request, CreateIndex(name="behind", bucket="travel", expressions=("a",))
+        request, CreateIndex(name="behind", bucket="poisoned", expressions=("a",))
     )
     odd = codec.encode_ddl(
-        new_request_id(), CreateIndex(name="odd", bucket="travel", expressions=("ELSE",))
+        new_request_id(), CreateIndex(name="odd", bucket="poisoned", expressions=("ELSE",))
     )
     cluster.publish_all(DDL, [(odd, 0), (good, 0)])
 

@@ -32,7 +32,6 @@ from tests.integration.kafka_proxy import (
     PASS,
     KafkaProxy,
     only_once,
-    proxied_broker,
 )
 
 pytestmark = pytest.mark.integration
@@ -52,11 +51,18 @@ def request_ids(cluster: Cluster, event: str) -> list[str]:
 
 
 def test_a_statement_is_answered_as_over_http(cluster: Cluster, publisher: Publisher) -> None:
-    published = publisher.publish('CREATE INDEX by_zone ON travel(tz, name) WITH {"replicas": 1}')
+    published = publisher.publish(
+        'CREATE INDEX by_zone ON published(tz, name) WITH {"replicas": 1}'
+    )
     answer = published.wait()
     with cluster.client() as client:
         again = client.create_index(
-            {"name": "by_zone", "bucket": "travel", "expressions": ["tz", "name"], "replicas": 1},
+            {
+                "name": "by_zone",
+                "bucket": "published",
+                "expressions": ["tz", "name"],
+                "replicas": 1,
+            },
             request_id=published.request_id,
         )
         [change, *_] = client.history_all(request=published.request_id)
@@ -64,39 +70,39 @@ def test_a_statement_is_answered_as_over_http(cluster: Cluster, publisher: Publi
     assert change["principal"] == "etl"
     assert published.partition is not None
     [record] = [m for m in cluster.read(DDL, published.partition) if m.offset() == published.offset]
-    assert record.key() == b"travel"
+    assert record.key() == b"published"
 
 
 def test_refusals_are_of_the_same_classes_as_over_http(publisher: Publisher) -> None:
-    create = "CREATE INDEX taken ON travel(a)"
+    create = "CREATE INDEX taken ON published(a)"
     made = publisher.publish(create).wait()["index"]
     with pytest.raises(ConflictError) as exists:
         publisher.publish(create).wait()
     assert (exists.value.code, exists.value.details["id"]) == ("index_exists", made["id"])
     with pytest.raises(NotFoundError) as missing:
-        publisher.publish("DROP INDEX nobody ON travel").wait()
+        publisher.publish("DROP INDEX nobody ON published").wait()
     assert missing.value.code == "index_not_found"
     with pytest.raises(ConflictError) as mismatch:
-        publisher.publish(DropIndex(bucket="travel", name="taken"), expected_cas=1).wait()
+        publisher.publish(DropIndex(bucket="published", name="taken"), expected_cas=1).wait()
     assert mismatch.value.code == "cas_mismatch"
     with pytest.raises(CoordinatorError) as invalid:
-        publisher.publish("CREATE INDEX bad ON travel(SUM(a)")
+        publisher.publish("CREATE INDEX bad ON published(SUM(a)")
     assert invalid.value.code == "invalid_statement"
 
 
 def test_a_repeat_from_another_publisher_gets_the_first_outcome(
     cluster: Cluster, publisher: Publisher
 ) -> None:
-    create, request = "CREATE INDEX again ON travel(a)", new_request_id()
+    create, request = "CREATE INDEX again ON published(a)", new_request_id()
     first = publisher.publish(create, request_id=request).wait()
-    publisher.publish("DROP INDEX again ON travel").wait()
+    publisher.publish("DROP INDEX again ON published").wait()
     with Publisher(cluster.servers, cluster.name) as other:
         second = other.publish(create, request_id=request).wait()
     assert (second["cas"], second["txn"]) == (first["cas"], first["txn"])
     assert request_ids(cluster, "IndexProposed").count(request) == 1
     held = publisher.publish(create, request_id=request)
     with pytest.raises(CoordinatorError) as mismatch:
-        publisher.publish("DROP INDEX other ON travel", request_id=request)
+        publisher.publish("DROP INDEX other ON published", request_id=request)
     assert mismatch.value.code == "request_mismatch"
     assert held.wait()["cas"] == first["cas"]
 
@@ -129,7 +135,7 @@ def test_a_batch_keeps_the_order_of_its_bucket_and_no_more_than_it_may(
 
 
 def test_what_fails_in_a_batch_fails_alone(publisher: Publisher) -> None:
-    orders = ["DROP INDEX nobody ON travel", "CREATE", "CREATE INDEX fine ON travel(a)"]
+    orders = ["DROP INDEX nobody ON published", "CREATE", "CREATE INDEX fine ON published(a)"]
     ends = [*publisher.publish_all([Order(one, f"batch-{one[:14]}") for one in orders])]
     codes = []
     for ended in ends:
@@ -154,11 +160,11 @@ def test_nothing_is_kept_for_whoever_does_not_wait(publisher: Publisher) -> None
 def test_the_asynchronous_one_does_the_same(cluster: Cluster) -> None:
     async def publish() -> list[int]:
         async with AsyncPublisher(cluster.servers, cluster.name) as publisher:
-            one = await publisher.publish("CREATE INDEX aio ON travel(a)")
+            one = await publisher.publish("CREATE INDEX aio ON published(a)")
             found = [int((await one.wait())["index"]["id"])]
             with pytest.raises(NotFoundError):
-                await (await publisher.publish("DROP INDEX nobody ON travel")).wait()
-            orders = [f"CREATE INDEX aio{number} ON travel(a)" for number in range(4)]
+                await (await publisher.publish("DROP INDEX nobody ON published")).wait()
+            orders = [f"CREATE INDEX aio{number} ON published(a)" for number in range(4)]
             async for ended in publisher.publish_all(orders, in_flight_max=2):
                 found.append(int((await ended.wait())["index"]["id"]))
             return found
@@ -180,7 +186,7 @@ def test_without_a_master_there_is_no_reply_and_one_later(
 ) -> None:
     for node in cluster.nodes.values():
         node.kill()
-    published = publisher.publish("CREATE INDEX late ON travel(a)")
+    published = publisher.publish("CREATE INDEX late ON published(a)")
     began_s = time.monotonic()
     with pytest.raises(UnavailableError) as raised:
         published.wait(SMALL_S)
@@ -199,20 +205,20 @@ def test_whoever_waits_hears_that_the_publisher_was_closed(cluster: Cluster) -> 
     for node in cluster.nodes.values():
         node.kill()
     with Publisher(cluster.servers, cluster.name) as closed:
-        published = closed.publish("CREATE INDEX unheard ON travel(a)")
+        published = closed.publish("CREATE INDEX unheard ON published(a)")
     with pytest.raises(UnavailableError) as raised:
         published.wait(30.0)
     assert raised.value.code == "no_reply"
+    cluster.start()
 
 
 # -- Kafka is late, or gone ------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProxy]:
-    with proxied_broker(tmp_path_factory.mktemp("kafka")) as made:
-        ensure_topics(made.bootstrap_servers, "alone", durable=False)
-        yield made
+@pytest.fixture
+def proxy(proxy: KafkaProxy) -> KafkaProxy:
+    ensure_topics(proxy.bootstrap_servers, "alone", durable=False)
+    return proxy
 
 
 def names_on(proxy: KafkaProxy, bucket: str) -> list[str]:
@@ -226,7 +232,6 @@ def names_on(proxy: KafkaProxy, bucket: str) -> list[str]:
 
 
 def test_a_command_whose_acknowledgement_is_lost_is_there_once(proxy: KafkaProxy) -> None:
-    proxy.reset()
     with Publisher(proxy.bootstrap_servers, "alone") as publisher:
         publisher.publish("CREATE INDEX first ON lost(a)")
         proxy.rule = only_once(PRODUCE, DELIVER_AND_CUT)
@@ -263,7 +268,6 @@ def test_commands_are_sent_again_in_order_where_their_producer_hears_nothing(
 def test_a_broker_that_is_silent_is_unreachable_by_the_deadline(
     proxy: KafkaProxy, tmp_path: Path
 ) -> None:
-    proxy.reset()
     with Publisher(proxy.bootstrap_servers, "alone", deadline_s=1.5) as publisher:
         proxy.rule = lambda api: HOLD if api == PRODUCE else PASS
         request, began_s = new_request_id(), time.monotonic()

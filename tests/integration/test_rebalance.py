@@ -15,7 +15,7 @@ import pytest
 from coordinator.client.errors import CoordinatorError
 from coordinator.core.catalog.rebalances import NOBODY_LEFT
 from tests.integration.cluster import Child, Cluster, wait_until
-from tests.integration.logged_plane import LoggedPlane, loaded_plane, some_change, stable_plant
+from tests.integration.logged_plane import LoggedPlane, loaded_plane, some_change
 from tests.integration.travel_specs import BY_CITY, BY_NAME, BY_TAG, HIGH
 from tests.support.oracle import Spec
 
@@ -31,15 +31,16 @@ ADVANCE_S = 120.0
 
 
 @pytest.fixture(scope="module")
-def plant(broker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("plant")
-    with stable_plant(folder, broker.bootstrap_servers, LIMITS) as made:
-        yield made
+def plant(stable_plant: Cluster) -> Cluster:
+    return stable_plant
 
 
 @pytest.fixture(scope="module")
-def plane(plant: Cluster) -> LoggedPlane:
-    return loaded_plane(plant, "moving", VBUCKETS, SPECS, DOCUMENTS)
+def plane(plant: Cluster) -> Iterator[LoggedPlane]:
+    made = loaded_plane(plant, "moving", VBUCKETS, SPECS, DOCUMENTS, LIMITS)
+    yield made
+    for name in tuple(made.specs):
+        made.drop(name)
 
 
 def rebalance(plane: LoggedPlane, *moves: tuple[str, int, int | None, int]) -> str:

@@ -23,7 +23,6 @@ from tests.integration.logged_plane import (
     LoggedPlane,
     loaded_plane,
     some_change,
-    stable_plant,
 )
 from tests.integration.travel_specs import BY_CITY, BY_NAME, BY_TAG, HIGH
 from tests.support.oracle import Spec
@@ -41,16 +40,14 @@ ADVANCE_S = 120.0
 
 
 @pytest.fixture(scope="module")
-def plant(broker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("plant")
-    with stable_plant(folder, broker.bootstrap_servers, LIMITS) as made:
-        yield made
+def plant(stable_plant: Cluster) -> Cluster:
+    return stable_plant
 
 
 @pytest.fixture(scope="module")
 def plane(plant: Cluster) -> LoggedPlane:
     """The bucket that goes through everything, with its indexes built."""
-    return loaded_plane(plant, "losing", VBUCKETS, SPECS, DOCUMENTS)
+    return loaded_plane(plant, "losing", VBUCKETS, SPECS, DOCUMENTS, LIMITS)
 
 
 def _change(chance: random.Random) -> tuple[str, Any]:

@@ -21,78 +21,75 @@ from coordinator.kafka.topics import COMMIT, RESTART, STABILITY
 DEADLINE_S = 60.0
 
 
-def make_topics(servers: str) -> None:
+def make_topics(servers: str, cluster: str) -> None:
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 2})
-    topics = [NewTopic(f"f.{name}", 1, 1) for name in (COMMIT, STABILITY, RESTART)]
+    topics = [NewTopic(f"{cluster}.{name}", 1, 1) for name in (COMMIT, STABILITY, RESTART)]
     for made in admin.create_topics(topics).values():
         made.result()
 
 
-def write(servers: str, count: int) -> None:
+def write(servers: str, cluster: str, count: int) -> None:
     producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "log_level": 2})
     for nonce in range(count):
-        producer.produce("f.commit", codec.encode(ReadBarrier(1, nonce)), partition=0)
+        producer.produce(f"{cluster}.{COMMIT}", codec.encode(ReadBarrier(1, nonce)), partition=0)
     assert producer.flush(DEADLINE_S) == 0
 
 
-def test_after_a_restart_of_the_broker_nothing_is_lost_or_read_again(tmp_path: Path) -> None:
-    asyncio.run(restart_under_a_fold(tmp_path))
+def test_after_a_restart_of_the_broker_nothing_is_lost_or_read_again(
+    mortal_broker: Broker, tmp_path: Path
+) -> None:
+    asyncio.run(restart_under_a_fold(mortal_broker, tmp_path))
 
 
-async def restart_under_a_fold(folder: Path) -> None:
-    broker = Broker(folder / "kafka")
+async def restart_under_a_fold(broker: Broker, folder: Path) -> None:
+    servers, cluster = broker.bootstrap_servers, "restarted"
+    await asyncio.to_thread(make_topics, servers, cluster)
+    await asyncio.to_thread(write, servers, cluster, 2_000)
+    seen: list[int] = []
+
+    def feed(event: Input) -> None:
+        assert isinstance(event, CommitRead)
+        seen.extend(entry.offset for entry in event.entries)
+
+    fold = Folds(
+        bootstrap_servers=servers,
+        cluster=cluster,
+        group=f"{cluster}.node-1",
+        begin=1_000,
+        fold_and_store=feed,
+        data_dir=str(folder),
+    )
+    starting = asyncio.create_task(fold.start())
+    await until(lambda: seen[-1:] == [1_999], seen)
+    await asyncio.to_thread(broker.stop)
     await asyncio.to_thread(broker.start)
-    try:
-        servers = broker.bootstrap_servers
-        await asyncio.to_thread(make_topics, servers)
-        await asyncio.to_thread(write, servers, 2_000)
-        seen: list[int] = []
-
-        def feed(event: Input) -> None:
-            assert isinstance(event, CommitRead)
-            seen.extend(entry.offset for entry in event.entries)
-
-        fold = Folds(
-            bootstrap_servers=servers,
-            cluster="f",
-            group="f.node-1",
-            begin=1_000,
-            fold_and_store=feed,
-            data_dir=str(folder),
-        )
-        starting = asyncio.create_task(fold.start())
-        await until(lambda: seen[-1:] == [1_999], seen)
-        await asyncio.to_thread(broker.stop)
-        await asyncio.to_thread(broker.start)
-        assert broker.bootstrap_servers == servers
-        await asyncio.to_thread(write, servers, 1_000)
-        await until(lambda: seen[-1:] == [2_999], seen)
-        # A group that has to be joined anew seeks anew, wherever it had been.
-        consumer: Any = fold.app.consumer
-        await consumer.perform_seek()
-        await asyncio.to_thread(write, servers, 1)
-        await until(lambda: seen[-1:] == [3_000], seen)
-        assert fold.failure == ""
-        assert seen == list(range(1_000, 3_001))
-        await fold.stop()
-        starting.cancel()
-    finally:
-        await asyncio.to_thread(broker.stop)
+    assert broker.bootstrap_servers == servers
+    await asyncio.to_thread(write, servers, cluster, 1_000)
+    await until(lambda: seen[-1:] == [2_999], seen)
+    # A group that has to be joined anew seeks anew, wherever it had been.
+    consumer: Any = fold.app.consumer
+    await consumer.perform_seek()
+    await asyncio.to_thread(write, servers, cluster, 1)
+    await until(lambda: seen[-1:] == [3_000], seen)
+    assert fold.failure == ""
+    assert seen == list(range(1_000, 3_001))
+    await fold.stop()
+    starting.cancel()
 
 
 def test_a_topic_that_has_forgotten_its_oldest_records_is_read_from_what_is_left(
-    tmp_path: Path,
+    broker: Broker, tmp_path: Path
 ) -> None:
-    with Broker(tmp_path / "kafka") as broker:
-        asyncio.run(forgotten_records(broker.bootstrap_servers, tmp_path))
+    asyncio.run(forgotten_records(broker.bootstrap_servers, tmp_path))
 
 
 async def forgotten_records(servers: str, folder: Path) -> None:
     """Before the first record is read, and later, when the fold seeks to where it was."""
-    await asyncio.to_thread(make_topics, servers)
-    await asyncio.to_thread(write, servers, 3)
-    await asyncio.to_thread(write_restarts, servers, range(1, 7))
-    await asyncio.to_thread(forget, servers, 4)
+    cluster = "forgotten"
+    await asyncio.to_thread(make_topics, servers, cluster)
+    await asyncio.to_thread(write, servers, cluster, 3)
+    await asyncio.to_thread(write_restarts, servers, cluster, range(1, 7))
+    await asyncio.to_thread(forget, servers, cluster, 4)
     seen: list[int] = []
     commits: list[int] = []
 
@@ -104,8 +101,8 @@ async def forgotten_records(servers: str, folder: Path) -> None:
 
     fold = Folds(
         bootstrap_servers=servers,
-        cluster="f",
-        group="f.node-1",
+        cluster=cluster,
+        group=f"{cluster}.node-1",
         begin=0,
         fold_and_store=feed,
         data_dir=str(folder),
@@ -116,21 +113,21 @@ async def forgotten_records(servers: str, folder: Path) -> None:
     assert seen == [4, 5]
     await until(lambda: commits == [0, 1, 2], commits)
     consumer: Any = fold.app.consumer
-    await asyncio.to_thread(write_restarts, servers, range(7, 10))
+    await asyncio.to_thread(write_restarts, servers, cluster, range(7, 10))
     await until(lambda: seen[-1] == 8, seen)
     fold._begin_at[fold._place(RESTART)] = 1
     await consumer.perform_seek()
-    await asyncio.to_thread(write_restarts, servers, range(10, 12))
+    await asyncio.to_thread(write_restarts, servers, cluster, range(10, 12))
     await until(lambda: seen[-1] == 10, seen)
     assert seen == [4, 5, 6, 7, 8, 4, 5, 6, 7, 8, 9, 10]
-    await asyncio.to_thread(write, servers, 1)
+    await asyncio.to_thread(write, servers, cluster, 1)
     await until(lambda: commits == [0, 1, 2, 3], commits)
     assert fold.failure == ""
     await fold.stop()
     starting.cancel()
 
 
-def write_restarts(servers: str, numbers: range) -> None:
+def write_restarts(servers: str, cluster: str, numbers: range) -> None:
     producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "log_level": 2})
     for number in numbers:
         record = RestartTimestamp(
@@ -145,14 +142,14 @@ def write_restarts(servers: str, numbers: range) -> None:
             reason="closed",
             at_ms=0,
         )
-        producer.produce("f.restart", codec.encode(record), partition=0)
+        producer.produce(f"{cluster}.{RESTART}", codec.encode(record), partition=0)
     assert producer.flush(DEADLINE_S) == 0
 
 
-def forget(servers: str, before: int) -> None:
+def forget(servers: str, cluster: str, before: int) -> None:
     """Delete the records below an offset, as retention does."""
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 2})
-    for done in admin.delete_records([TopicPartition("f.restart", 0, before)]).values():
+    for done in admin.delete_records([TopicPartition(f"{cluster}.{RESTART}", 0, before)]).values():
         done.result()
 
 

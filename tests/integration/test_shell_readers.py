@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from coordinator.core.model.types import TxnId
 from coordinator.embedded.broker import Broker
 from coordinator.kafka import log_reader, readers
 from tests.integration.cluster import wait_until
-from tests.integration.kafka_proxy import FORGETFUL, as_without_brokers, proxied_broker
+from tests.integration.kafka_proxy import FORGETFUL, KafkaProxy, as_without_brokers
 
 
 def write_transactions(servers: str, topic: str, aborted_last: bool = False) -> None:
@@ -183,7 +182,7 @@ def test_a_reader_that_is_stopped_has_not_died_and_has_nothing_to_tell(
 
 
 def test_a_reader_whose_client_was_told_of_no_broker_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy: KafkaProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So says a broker that is about to stop. The client forgets all addresses without a word."""
     monkeypatch.setattr(readers, "SILENCE_S", 1.0)
@@ -193,22 +192,21 @@ def test_a_reader_whose_client_was_told_of_no_broker_goes_on_where_it_was(
     def hand_over(messages: list[Message]) -> None:
         read.extend(bytes(message.value() or b"") for message in messages)
 
-    with proxied_broker(tmp_path / "kafka") as proxy:
-        servers = proxy.bootstrap_servers
-        name = make_topic(servers)
-        produce(servers, name, b"1")
-        reader = readers.TailReader(
-            servers, "tail", {(name, 0): 0}, hand_over, failures.append, **FORGETFUL
-        )
-        wait_until(lambda: read == [b"1"], "the first is read")
-        told: list[bytes] = []
-        proxy.alter = as_without_brokers(proxy, told)
-        wait_until(lambda: len(told) > 0, "it was told")
-        proxy.reset()
-        produce(servers, name, b"2", b"3")
-        wait_until(lambda: len(read) >= 3, "the others are read")
-        produce(servers, name, b"4")
-        wait_until(lambda: len(read) >= 4, "it goes on")
-        reader.stop()
+    servers = proxy.bootstrap_servers
+    name = make_topic(servers)
+    produce(servers, name, b"1")
+    reader = readers.TailReader(
+        servers, "tail", {(name, 0): 0}, hand_over, failures.append, **FORGETFUL
+    )
+    wait_until(lambda: read == [b"1"], "the first is read")
+    told: list[bytes] = []
+    proxy.alter = as_without_brokers(proxy, told)
+    wait_until(lambda: len(told) > 0, "it was told")
+    proxy.reset()
+    produce(servers, name, b"2", b"3")
+    wait_until(lambda: len(read) >= 3, "the others are read")
+    produce(servers, name, b"4")
+    wait_until(lambda: len(read) >= 4, "it goes on")
+    reader.stop()
     assert read == [b"1", b"2", b"3", b"4"]
     assert failures == []

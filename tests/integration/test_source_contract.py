@@ -35,7 +35,7 @@ from projector_sim.sources import topic_source, topic_stream
 from projector_sim.sources.kv_source import KvSource
 from projector_sim.sources.topic_source import TopicSource
 from tests.integration.cluster import DEADLINE_S, wait_until
-from tests.integration.kafka_proxy import FORGETFUL, as_without_brokers, proxied_broker
+from tests.integration.kafka_proxy import FORGETFUL, KafkaProxy, as_without_brokers
 from tests.integration.kv import KvProcess
 
 pytestmark = pytest.mark.integration
@@ -439,15 +439,12 @@ def forgetful(*place: str, **more: Any) -> Consumer:
 
 
 def test_a_stream_whose_client_was_told_of_no_broker_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy: KafkaProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So says a broker that is about to stop. The client forgets all addresses without a word."""
     monkeypatch.setattr(topic_stream, "consumer", forgetful)
     monkeypatch.setattr(topic_stream, "StallDetector", partial(StallDetector, silence_s=1.0))
-    with (
-        proxied_broker(tmp_path / "kafka") as proxy,
-        closing(TopicBench(proxy.bootstrap_servers)) as bench,
-    ):
+    with closing(TopicBench(proxy.bootstrap_servers)) as bench:
         bench.make("orders")
         stream = bench.source.open(Asked("orders"), lambda: None)
         reading = Reading(stream)
@@ -466,45 +463,42 @@ def test_a_stream_whose_client_was_told_of_no_broker_goes_on_where_it_was(
 
 
 def test_a_client_for_questions_that_was_told_of_no_broker_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy: KafkaProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether topics are there would never be known again, and no partition would be dealt."""
     monkeypatch.setattr(document_topics, "TIMEOUT_S", 2.0)
-    with proxied_broker(tmp_path / "kafka") as proxy:
-        servers = proxy.bootstrap_servers
-        admin = AdminClient({"bootstrap.servers": servers, "log_level": 2})
-        admin.create_topics([NewTopic("orders", 1, 1)])["orders"].result(20)
-        del admin
-        asking = DocumentTopics(servers)
-        asking._settings.update(FORGETFUL)
-        asking.renew(asking.admin)
+    servers = proxy.bootstrap_servers
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 2})
+    topic = f"orders-{secrets.token_hex(4)}"
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(20)
+    del admin
+    asking = DocumentTopics(servers)
+    asking._settings.update(FORGETFUL)
+    asking.renew(asking.admin)
 
-        def is_answered() -> bool:
-            with suppress(KafkaException):
-                return "orders" in asking.facts(["orders"])
-            return False
+    def is_answered() -> bool:
+        with suppress(KafkaException):
+            return topic in asking.facts([topic])
+        return False
 
-        wait_until(is_answered, "it is answered")
-        lost = asking.admin
-        told: list[bytes] = []
-        proxy.alter = as_without_brokers(proxy, told)
-        wait_until(lambda: not is_answered(), "it has lost all brokers")
-        proxy.reset()
-        wait_until(is_answered, "it is answered again", 60.0)
-        assert told
-        assert asking.admin is not lost
+    wait_until(is_answered, "it is answered")
+    lost = asking.admin
+    told: list[bytes] = []
+    proxy.alter = as_without_brokers(proxy, told)
+    wait_until(lambda: not is_answered(), "it has lost all brokers")
+    proxy.reset()
+    wait_until(is_answered, "it is answered again", 60.0)
+    assert told
+    assert asking.admin is not lost
 
 
 def test_a_member_that_was_told_of_no_broker_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy: KafkaProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Partitions of another topic would never be dealt to it."""
     monkeypatch.setattr(topic_source, "consumer", forgetful)
     monkeypatch.setattr(topic_source, "SILENCE_S", 1.0)
-    with (
-        proxied_broker(tmp_path / "kafka") as proxy,
-        closing(TopicBench(proxy.bootstrap_servers)) as bench,
-    ):
+    with closing(TopicBench(proxy.bootstrap_servers)) as bench:
         bench.make("orders")
         told: list[bytes] = []
         proxy.alter = as_without_brokers(proxy, told)

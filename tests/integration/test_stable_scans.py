@@ -28,7 +28,6 @@ from tests.integration.logged_plane import (
     LoggedPlane,
     loaded_plane,
     some_change,
-    stable_plant,
 )
 from tests.integration.some_documents import some_documents
 from tests.integration.streaming import jvm_of
@@ -59,23 +58,17 @@ SCANS = 12
 
 
 @pytest.fixture(scope="module")
-def plant(broker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three nodes and indexers, two projectors and Spark, that the tests of this module share."""
-    folder = tmp_path_factory.mktemp("plant")
-    with stable_plant(
-        folder,
-        broker.bootstrap_servers,
-        LIMITS,
-        of_indexers=("--checkpoint-s", "1"),
-        of_projectors=("--repeat-ms", "2000"),
-    ) as made:
-        yield made
+def plant(stable_plant: Cluster) -> Cluster:
+    return stable_plant
 
 
 @pytest.fixture(scope="module")
-def plane(plant: Cluster) -> LoggedPlane:
+def plane(plant: Cluster) -> Iterator[LoggedPlane]:
     """The bucket that goes through everything, with its indexes built."""
-    return loaded_plane(plant, "stable", VBUCKETS, SPECS, DOCUMENTS)
+    made = loaded_plane(plant, "stable", VBUCKETS, SPECS, DOCUMENTS, LIMITS)
+    yield made
+    for name in tuple(made.specs):
+        made.drop(name)
 
 
 def _change(chance: random.Random) -> tuple[str, Any]:

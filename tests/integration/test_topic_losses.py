@@ -1,4 +1,4 @@
-"""What a topic has lost, an index of it loses, and nothing else: on a broker of its own.
+"""What a topic has lost, an index of it loses, and nothing else.
 
 A broker that is killed and whose disk has lost the end of a partition is what an unclean election
 is to a consumer: the next leader begins where its log ends.
@@ -19,6 +19,7 @@ from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_f
 from coordinator.embedded import broker_config
 from coordinator.embedded.broker import Broker
 from coordinator.kafka.readers import BEGINNING, consumer
+from tests.conftest import MATRIX
 from tests.integration.cluster import DEADLINE_S, Cluster, wait_until
 from tests.integration.some_documents import some_documents
 from tests.integration.topic_plane import TopicPlane
@@ -31,18 +32,12 @@ BATCH_HEAD = struct.Struct(">QI")
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("own-kafka")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def plane(own: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TopicPlane]:
+def plane(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TopicPlane]:
     """A bucket of two partitions, its indexes built. No node is taken for a stalled one here."""
     options = ("--stall-ms", "60000")
     with Cluster(
         tmp_path_factory.mktemp("cluster"),
-        own.bootstrap_servers,
+        broker.bootstrap_servers,
         nodes=1,
         indexers=2,
         projectors=1,
@@ -108,12 +103,14 @@ def reread(plane: TopicPlane) -> dict[str, Document]:
     return found
 
 
-def test_a_leader_that_has_everything_stops_nothing(own: Broker, plane: TopicPlane) -> None:
+def test_a_leader_that_has_everything_stops_nothing(
+    mortal_broker: Broker, plane: TopicPlane
+) -> None:
     chance = random.Random(2)
     renewed = plane.events("stream")
-    for _ in range(3):
-        own.stop()
-        own.start()
+    for _ in range(3 if MATRIX else 1):
+        mortal_broker.stop()
+        mortal_broker.start()
         plane.write(some_documents(chance, 50, 300))
         agrees_once_heard(plane)
     assert plane.events("stream") == renewed
@@ -126,7 +123,7 @@ def test_a_leader_that_has_everything_stops_nothing(own: Broker, plane: TopicPla
     ids=["alone", "overtaken"],
 )
 def test_what_the_log_has_lost_is_taken_back(
-    own: Broker, plane: TopicPlane, is_overtaken: bool
+    mortal_broker: Broker, plane: TopicPlane, is_overtaken: bool
 ) -> None:
     """Also where the log has grown past the lost positions before anybody looks at it."""
     chance = random.Random(3)
@@ -134,9 +131,9 @@ def test_what_the_log_has_lost_is_taken_back(
     before = plane.events("rollback").count("RollbackEnded")
     if is_overtaken:
         projector.kill()
-    own.kill()
-    left = cut(own.data_dir, plane.topic, 0, 8)
-    own.start()
+    mortal_broker.kill()
+    left = cut(mortal_broker.data_dir, plane.topic, 0, 8)
+    mortal_broker.start()
     plane.held = reread(plane)
     if is_overtaken:
         plane.write(some_documents(chance, 400, 300))

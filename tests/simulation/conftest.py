@@ -21,7 +21,7 @@ ENOUGH_FOR_EACH = 100
 """From so many seeds on a run is held to every fault and every step."""
 
 BATCH = 10
-QUICK_SHARE, THOROUGH_SHARE = 0.05, 0.27
+QUICK_SHARE, THOROUGH_SHARE = 0.05, 0.4
 SHARE = QUICK_SHARE if PROFILE == "quick" else THOROUGH_SHARE
 PLANE_SEEDS = max(BATCH, int(int(os.environ.get("SIMULATION_SEEDS", "200")) * SHARE))
 """A world with a data plane takes twice as long as one without: a quick run has few. So many are

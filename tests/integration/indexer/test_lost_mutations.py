@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -168,12 +167,6 @@ def test_a_topic_that_was_made_again_and_has_grown_is_another_one(
     caught_up(bench)
 
 
-@pytest.fixture
-def own_broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker(tmp_path / "own-kafka") as running:
-        yield running
-
-
 def cut_off(broker: Broker, topic: str, partition: int, offset: int) -> None:
     """Have a broker that is stopped lose what it has from an offset on, as an unclean leader does.
 
@@ -199,10 +192,10 @@ def cut_off(broker: Broker, topic: str, partition: int, offset: int) -> None:
     "alive", [True, pytest.param(False, marks=pytest.mark.matrix)], ids=["alive", "away"]
 )
 def test_a_log_that_was_cut_off_and_has_grown_is_told_by_its_leader(
-    own_broker: Broker, tmp_path: Path, alive: bool
+    mortal_broker: Broker, tmp_path: Path, alive: bool
 ) -> None:
     """No record names the one before it, and each offset that was read is there again."""
-    topics = Cluster(own_broker.bootstrap_servers)
+    topics = Cluster(mortal_broker.bootstrap_servers)
     processes: list[Process] = []
 
     def begin(folder: Path = tmp_path / "indexer", **more: Any) -> Process:
@@ -220,9 +213,9 @@ def test_a_log_that_was_cut_off_and_has_grown_is_told_by_its_leader(
             bench.process.stop()
         name = topic_name(topics.name, MUTATIONS)
         ends = {p: end_of(topics, p) for p in range(STREAM_PARTITIONS)}
-        own_broker.stop()
-        cut_off(own_broker, name, 1, ends[1] - 3)
-        own_broker.start()
+        mortal_broker.stop()
+        cut_off(mortal_broker, name, 1, ends[1] - 3)
+        mortal_broker.start()
         until("the broker answers", lambda: end_of(topics, 1) == ends[1] - 3)
         for _ in range(6):
             stream.sync(18)
@@ -262,17 +255,17 @@ class Forgetful(Consumer):
 
 
 def test_a_log_that_was_cut_off_is_told_by_its_records(
-    own_broker: Broker, monkeypatch: pytest.MonkeyPatch
+    mortal_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the client has not noticed it: what was read last has another leader now."""
-    topics = Cluster(own_broker.bootstrap_servers)
+    topics = Cluster(mortal_broker.bootstrap_servers)
     name = topic_name(topics.name, MUTATIONS)
     queue, faults, passed = MutationQueue(), list[str](), list[int]()
 
     def write(count: int) -> None:
         producer = Producer(
             {
-                "bootstrap.servers": own_broker.bootstrap_servers,
+                "bootstrap.servers": mortal_broker.bootstrap_servers,
                 "log_level": 2,
                 **ORDERED,
             }
@@ -286,7 +279,7 @@ def test_a_log_that_was_cut_off_is_told_by_its_records(
 
     monkeypatch.setattr(readers, "Consumer", Forgetful)
     reader = MutationReader(
-        *(own_broker.bootstrap_servers, topics.name, 1, queue),
+        *(mortal_broker.bootstrap_servers, topics.name, 1, queue),
         lambda: Needed(0, {"b": Stand(dict.fromkeys(range(STREAM_PARTITIONS), 0))}),
         lambda message, _: passed.append(int(message.offset() or 0)),
         *(faults.append, lambda: None, Threads(lambda: None)),
@@ -297,10 +290,10 @@ def test_a_log_that_was_cut_off_is_told_by_its_records(
         until("all is read", lambda: 6 in passed)
         assert lost() == []
         Forgetful.rests.set()
-        own_broker.stop()
-        cut_off(own_broker, name, 1, 4)
+        mortal_broker.stop()
+        cut_off(mortal_broker, name, 1, 4)
         passed.clear()
-        own_broker.start()
+        mortal_broker.start()
         until("the broker answers", lambda: end_of(topics, 1) >= 0)
         write(8)
         Forgetful.rests.clear()
