@@ -293,7 +293,8 @@ class _Found:
         found = self.result
         if self.body.count or not found.more or not found.entries:
             return None
-        return Cursor(self.plan.digest, found.number, found.entries[-1])
+        asked = self.plan.asked
+        return Cursor(asked.index.id, self.plan.digest, found.number, found.entries[-1])
 
     async def page(self) -> bytes:
         """Return it as JSON."""
@@ -501,9 +502,10 @@ def _planned(state: StateContext, index: Index, body: ScanBody, terms: _Terms) -
     try:
         cover = cover_of(body.scan, order)
         digest = scan_digest(index.id, cover.bounds, descending)
-        cursor = None if body.after is None else Cursor.read(body.after, digest)
+        cursor = None if body.after is None else Cursor.read(body.after)
         if cursor is not None:
-            _check_goes_on(body, cursor)
+            _check_is_there(state, index, cursor)
+            _check_goes_on(body, cursor, digest)
         slices = slices_of(index, cover)
     except ScanError as error:
         raise ApiError("invalid_request", str(error)) from error
@@ -536,8 +538,23 @@ def _consistency(body: ScanBody, cursor: Cursor | None) -> Any:
     return {"consistent": wanted.consistent or (cursor.number if cursor else 0), **at_least}
 
 
-def _check_goes_on(body: ScanBody, cursor: Cursor) -> None:
-    """Refuse to go on with another consistency than the page before had. Raises ScanError."""
+def _check_is_there(state: StateContext, index: Index, cursor: Cursor) -> None:
+    """Refuse to go on in an index that was dropped, or replaced by an ALTER. Raises ApiError."""
+    if cursor.index_id == index.id:
+        return
+    held = state.named_by_id(cursor.index_id)
+    first = held.entity if held is not None else None
+    if not isinstance(first, Index) or first.state == DROPPING or first.key == index.key:
+        now = f"{index.bucket}.{index.name} is index {index.id} now"
+        text = f"index {cursor.index_id}, in which the scan began, is gone, and {now}"
+        raise ApiError("index_not_found", f"{text}: scan from the start")
+
+
+def _check_goes_on(body: ScanBody, cursor: Cursor, digest: bytes) -> None:
+    """Refuse to go on with another scan, or another consistency, than the page before had. Raises
+    ScanError."""
+    if cursor.scan != digest:
+        raise ScanError("after: the cursor is of another scan")
     wanted = _wanted(body)
     number = None if wanted is None else wanted.consistent
     if (number is None) != (cursor.number == 0) or (number and number != cursor.number):

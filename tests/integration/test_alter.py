@@ -14,7 +14,7 @@ import pytest
 
 from coordinator import codec
 from coordinator.client.client import Client
-from coordinator.client.errors import ConflictError
+from coordinator.client.errors import ConflictError, NotFoundError
 from coordinator.client.request_ids import new_request_id
 from coordinator.core.model.commands import AlterIndex
 from coordinator.kafka.topics import DDL
@@ -124,10 +124,14 @@ def test_a_scan_during_the_switch_has_the_rows_of_one_of_the_two(plant: Cluster)
         stored = plane.documents()
         allowed = [sorted(map(canonical, rows(spec, stored))) for spec in (BY_NAME, BY_CITY)]
         changes = {"expressions": ["city"], "slices": 2, "replicas": 0}
+        begun = client.scan(bucket="switched", name="by_name", limit=10)
         altering = pool.submit(client.alter_index, first["id"], changes)
         while not altering.done():
             assert sorted(map(canonical, plane.scan("by_name"))) in allowed
         altering.result()
+        with pytest.raises(NotFoundError, match="is gone") as gone:
+            client.scan(bucket="switched", name="by_name", limit=10, after=begun["next"])
+        assert gone.value.code == "index_not_found"
         assert sorted(map(canonical, plane.scan("by_name"))) == allowed[1]
 
 

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from coordinator.cli.main import app
 from coordinator.client.client import AsyncClient, Client
 from coordinator.core.keys.scan_pages import unpack
+from coordinator.core.keys.scans import Cursor
 from coordinator.core.model.authority_state import IndexerInfo
 from coordinator.core.model.entities import (
     BACKFILL,
@@ -347,6 +348,21 @@ def test_what_is_no_scan_is_refused(
     fleet: Fleet, http: httpx.Client, asked: dict[str, Any]
 ) -> None:
     assert refusal(http, fleet.index("a"), **asked) == (400, "invalid_request")
+
+
+def test_a_cursor_is_of_one_scan_of_an_index_that_is_still_there(
+    fleet: Fleet, http: httpx.Client
+) -> None:
+    """An ALTER that replaces an index ends the scans in it; to misuse a cursor is a mistake."""
+    first, other = fleet.index("city", "n"), fleet.index("n", "city")
+    fleet.fill(first, some_rows(50))
+    begun = scan(http, first, limit=10)["next"]
+    assert refusal(http, first, after=begun, order="desc") == (400, "invalid_request")
+    assert refusal(http, other, after=begun) == (400, "invalid_request")
+    unknown = str(Cursor.read(begun)._replace(index_id=2**60))
+    assert refusal(http, other, after=unknown) == (404, "index_not_found")
+    fleet.become(first, state=DROPPING)
+    assert refusal(http, other, after=begun) == (404, "index_not_found")
 
 
 def test_an_index_that_is_not_there_is_not_found(fleet: Fleet, http: httpx.Client) -> None:

@@ -5366,9 +5366,16 @@ MUTANTS: tuple[Mutant, ...] = (
         STREAMS,
     ),
     Mutant(
+        "a-cursor-of-an-index-that-is-gone-is-misused",
+        "coordinator/http/scan.py",
+        "            _check_is_there(state, index, cursor)\n",
+        "",
+        "tests/integration/test_scan.py",
+    ),
+    Mutant(
         "a-consistent-scan-goes-on-as-any",
         "coordinator/http/scan.py",
-        "            _check_goes_on(body, cursor)",
+        "            _check_goes_on(body, cursor, digest)",
         "            pass",
         STREAMS,
     ),

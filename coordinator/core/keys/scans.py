@@ -120,8 +120,8 @@ def slices_of(index: Index, cover: Cover) -> tuple[int, ...]:
 
 # -- cursors -------------------------------------------------------------------------------------
 
-CURSOR = struct.Struct(">B8sQ")
-CURSOR_VERSION = 1
+CURSOR = struct.Struct(">BQ8sQ")
+CURSOR_VERSION = 2
 CURSOR_LENGTH_MAX = 16_384
 
 
@@ -133,31 +133,31 @@ def scan_digest(index_id: int, bounds: Bounds, descending: bool) -> bytes:
 
 
 class Cursor(NamedTuple):
-    """Where a scan goes on: after `entry`, at the stability timestamp `number` (0: at none)."""
+    """Where a scan of an index goes on: after `entry`, at the stability timestamp `number` (0: at
+    none)."""
 
+    index_id: int
     scan: bytes
     number: int
     entry: bytes
 
     def __str__(self) -> str:
-        raw = CURSOR.pack(CURSOR_VERSION, self.scan, self.number) + self.entry
+        raw = CURSOR.pack(CURSOR_VERSION, self.index_id, self.scan, self.number) + self.entry
         return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
     @classmethod
-    def read(cls, text: str, scan: bytes) -> Cursor:
-        """Return the cursor that `text` is, of this scan. Raises ScanError."""
+    def read(cls, text: str) -> Cursor:
+        """Return the cursor that `text` is. Raises ScanError."""
         if len(text) > CURSOR_LENGTH_MAX:
             raise ScanError("after: that is no cursor")
         try:
             raw = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
-            version, given, number = CURSOR.unpack_from(raw)
+            version, index_id, scan, number = CURSOR.unpack_from(raw)
         except (ValueError, binascii.Error, struct.error) as error:
             raise ScanError("after: that is no cursor") from error
         if version != CURSOR_VERSION:
             raise ScanError("after: that is no cursor of this version")
-        if given != scan:
-            raise ScanError("after: the cursor is of another scan")
-        return cls(given, number, raw[CURSOR.size :])
+        return cls(index_id, scan, number, raw[CURSOR.size :])
 
 
 def rest_of(bounds: Bounds, after: bytes | None, descending: bool) -> Bounds:
