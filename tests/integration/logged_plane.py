@@ -82,6 +82,19 @@ def loaded_plane(
     return made
 
 
+def drop_all(plant: Cluster) -> None:
+    """Drop every index: those of the next module are placed as if there had been none."""
+    with plant.client() as client:
+        for index in client.list_indexes()["indexes"]:
+            client.drop_index(index["id"])
+
+        def are_empty() -> bool:
+            held = client.indexers()["indexers"]
+            return not any(int(one["slices"]) + int(one["allocated"]) for one in held)
+
+        wait_until(are_empty, "all is dropped")
+
+
 class LoggedPlane(DataPlane):
     """A bucket whose documents are written one by one, but for those that it begins with."""
 

@@ -15,7 +15,7 @@ import pytest
 from coordinator.client.errors import CoordinatorError
 from coordinator.core.catalog.rebalances import NOBODY_LEFT
 from tests.integration.cluster import Child, Cluster, wait_until
-from tests.integration.logged_plane import LoggedPlane, loaded_plane, some_change
+from tests.integration.logged_plane import LoggedPlane, drop_all, loaded_plane, some_change
 from tests.integration.travel_specs import BY_CITY, BY_NAME, BY_TAG, HIGH
 from tests.support.oracle import Spec
 
@@ -39,8 +39,7 @@ def plant(stable_plant: Cluster) -> Cluster:
 def plane(plant: Cluster) -> Iterator[LoggedPlane]:
     made = loaded_plane(plant, "moving", VBUCKETS, SPECS, DOCUMENTS, LIMITS)
     yield made
-    for name in tuple(made.specs):
-        made.drop(name)
+    drop_all(plant)
 
 
 def rebalance(plane: LoggedPlane, *moves: tuple[str, int, int | None, int]) -> str:

@@ -26,6 +26,7 @@ from tests.integration.cluster import Cluster, wait_until
 from tests.integration.data_plane import SCAN_MS, assert_rows
 from tests.integration.logged_plane import (
     LoggedPlane,
+    drop_all,
     loaded_plane,
     some_change,
 )
@@ -67,8 +68,7 @@ def plane(plant: Cluster) -> Iterator[LoggedPlane]:
     """The bucket that goes through everything, with its indexes built."""
     made = loaded_plane(plant, "stable", VBUCKETS, SPECS, DOCUMENTS, LIMITS)
     yield made
-    for name in tuple(made.specs):
-        made.drop(name)
+    drop_all(plant)
 
 
 def _change(chance: random.Random) -> tuple[str, Any]:

@@ -5366,6 +5366,13 @@ MUTANTS: tuple[Mutant, ...] = (
         STREAMS,
     ),
     Mutant(
+        "what-was-dropped-is-a-load",
+        "coordinator/core/catalog/decisions.py",
+        "of_existing(given.reported, lambda index: state.find_index(index) is not None)",
+        "given.reported",
+        "tests/unit/core/catalog/test_loads.py",
+    ),
+    Mutant(
         "a-cursor-of-an-index-that-is-gone-is-misused",
         "coordinator/http/scan.py",
         "            _check_is_there(state, index, cursor)\n",

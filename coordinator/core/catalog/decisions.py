@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.core.catalog.loads import NOTHING as NOTHING_TOLD
-from coordinator.core.catalog.loads import SLICE, Reported, borne
+from coordinator.core.catalog.loads import SLICE, Reported, borne, of_existing
 from coordinator.core.catalog.outcomes import RememberedOutcome
 from coordinator.core.catalog.placement import MISSING_MAX, Candidate, Impossible, place
 from coordinator.core.catalog.rebalance_settings import REBALANCE, rebalance_in
@@ -104,16 +104,22 @@ class Circumstances:
 def takers(state: StateContext, given: Circumstances) -> list[Candidate]:
     """Return the indexers that take the slices of new indexes: none that is emptied, or full."""
     drained, settings = state.drained, rebalance_in(state)
+    capacities = {one.id: settings.capacity_of(one.id) for one in given.indexers}
+    reported = reported_in(state, given) if any(capacities.values()) else {}
 
     def is_full(indexer: int) -> bool:
-        capacity = settings.capacity_of(indexer)
-        return 0 < capacity <= given.reported.get(indexer, NOTHING_TOLD).load.bytes
+        return 0 < capacities[indexer] <= reported.get(indexer, NOTHING_TOLD).load.bytes
 
     return [
         candidate
         for candidate in given.indexers
         if candidate.id not in drained and not is_full(candidate.id)
     ]
+
+
+def reported_in(state: StateContext, given: Circumstances) -> Mapping[int, Reported]:
+    """Return what indexers have told of the indexes that are there."""
+    return of_existing(given.reported, lambda index: state.find_index(index) is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +259,7 @@ def placed(
     """Return where the slices of a new index lie, by what the indexers bear already."""
     candidates = takers(state, given)
     indexers = (candidate.id for candidate in candidates)
-    load = borne(indexers, state.load, given.extra_load, given.reported)
+    load = borne(indexers, state.load, given.extra_load, reported_in(state, given))
     found = place(slices, replicas, wanted, candidates, load, SLICE)
     passed_over = {one.id for one in given.indexers} - {one.id for one in candidates}
     if not isinstance(found, Impossible) or not passed_over:

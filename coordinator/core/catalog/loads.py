@@ -9,7 +9,7 @@ Whole numbers, in parts of `WHOLE`: sums are the same in any order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 WHOLE = 10**12
@@ -39,13 +39,48 @@ SLICE = 10**6
 
 
 class Reported(NamedTuple):
-    """The slices of which an indexer has told what they weigh, and what all of them weigh."""
+    """The slices of which an indexer has told what they weigh, and what all of them weigh; also
+    those of each index alone."""
 
     slices: int
     load: Load
+    of_index: Mapping[int, Reported] = {}
+
+    def without(self, indexes: Iterable[int]) -> Reported:
+        """Return what is left without these indexes."""
+        left = {index: one for index, one in self.of_index.items() if index not in set(indexes)}
+        return together(left)
 
 
 NOTHING = Reported(0, Load())
+
+
+def together(of_index: Mapping[int, Reported]) -> Reported:
+    """Return what an indexer has told of indexes, and what that is together."""
+    slices = sum(one.slices for one in of_index.values())
+    loads = [one.load for one in of_index.values()]
+    return Reported(slices, Load(*map(sum, zip(*loads, strict=True))), of_index)
+
+
+def of_existing(
+    reported: Mapping[int, Reported], exists: Callable[[int], bool]
+) -> Mapping[int, Reported]:
+    """Return what indexers have told of indexes that exist.
+
+    Each tells every few seconds, and until then of what was dropped. If it counted, who has told
+    already that it holds nothing would get all slices of the next indexes.
+    """
+    gone = {index for index in set().union(*_indexes(reported)) if not exists(index)}
+    if not gone:
+        return reported
+    return {
+        indexer: one if gone.isdisjoint(one.of_index) else one.without(gone)
+        for indexer, one in reported.items()
+    }
+
+
+def _indexes(reported: Mapping[int, Reported]) -> Iterable[Iterable[int]]:
+    return (one.of_index for one in reported.values())
 
 
 def weigh(loads: Sequence[Load], copies: Sequence[int]) -> list[int]:
@@ -78,7 +113,7 @@ def borne(
     kinds = _counting(totals)
     found: dict[int, int] = {}
     for indexer in indexers:
-        count, load = reported.get(indexer, NOTHING)
+        count, load, _ = reported.get(indexer, NOTHING)
         shares = sum(load[kind] * slices * SLICE // totals[kind] for kind in kinds)
         unknown = max(0, held.get(indexer, 0) - count) + more.get(indexer, 0)
         found[indexer] = shares // max(1, len(kinds)) + unknown * SLICE

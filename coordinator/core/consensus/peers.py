@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import add
 from typing import Any, Protocol
 
-from coordinator.core.catalog.loads import Load, Reported
+from coordinator.core.catalog.loads import NOTHING, Load, Reported, together
 from coordinator.core.consensus import authority as authorities
 from coordinator.core.consensus.build_progress import Progresses
 from coordinator.core.model.config import NodeConfig
@@ -157,9 +158,13 @@ class Peers:
 
 
 def _together(beat: SliceLoads) -> Reported:
-    """Return what the slices of an indexer weigh together."""
-    each = [(max(0, one.entries), max(0, one.bytes), max(0, one.mutations)) for one in beat.loads]
-    return Reported(len(each), Load(*map(sum, zip(*each, strict=True))))
+    """Return what the slices of an indexer weigh together, and those of each index."""
+    of_index: dict[int, Reported] = {}
+    for one in beat.loads:
+        slices, load, _ = of_index.get(one.index_id, NOTHING)
+        more = (max(0, one.entries), max(0, one.bytes), max(0, one.mutations))
+        of_index[one.index_id] = Reported(slices + 1, Load(*map(add, load, more)))
+    return together(of_index)
 
 
 def impossible(beat: Heartbeat | HwHeartbeat) -> bool:

@@ -8,7 +8,18 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.catalog.loads import LEAST, SLICE, WHOLE, WORTH, Load, Reported, borne, weigh
+from coordinator.core.catalog.loads import (
+    LEAST,
+    NOTHING,
+    SLICE,
+    WHOLE,
+    WORTH,
+    Load,
+    Reported,
+    borne,
+    together,
+    weigh,
+)
 from tests.support.catalog_bench import CREATE, Bench
 
 
@@ -82,3 +93,22 @@ def test_new_slices_do_not_all_go_to_whoever_bears_least(bench: Bench) -> None:
     assert decision.changes
     held = Counter(host for piece in bench.index().slices for host in piece.hosts)
     assert held == {1: 4, 2: 8}
+
+
+def test_what_was_dropped_weighs_nothing_though_an_indexer_has_not_told_yet(bench: Bench) -> None:
+    """Indexers tell every few seconds: who has told first would get all slices of new indexes."""
+    gone = {2**50: Reported(4, Load(600, WORTH.bytes, 6)), 2**51: Reported(2, Load(9, 9, 9))}
+    bench.reported = {1: together(gone), 2: NOTHING}
+    bench.apply(replace(CREATE, slices=12))
+    assert Counter(h for p in bench.index().slices for h in p.hosts) == {1: 6, 2: 6}
+
+
+def test_what_is_there_weighs_what_was_told_beside_what_was_dropped(bench: Bench) -> None:
+    bench.apply(replace(CREATE, slices=4))
+    first = bench.index().id
+    of_index = {first: Reported(2, Load(600, 600, 6)), 2**50: Reported(9, Load(9_000, 9, 9))}
+    bench.reported = {1: together(of_index), 2: together({first: Reported(2, Load(200, 200, 2))})}
+    assert bench.reported[1][:2] == (11, Load(9_600, 609, 15))
+    bench.apply(replace(CREATE, name="another", slices=8))
+    (other,) = (index for index, _ in bench.state.indexes() if index.id != first)
+    assert Counter(h for p in other.slices for h in p.hosts) == {1: 3, 2: 5}
