@@ -9,7 +9,8 @@ Whole numbers, in parts of `WHOLE`: sums are the same in any order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from operator import sub
 from typing import NamedTuple
 
 WHOLE = 10**12
@@ -46,10 +47,10 @@ class Reported(NamedTuple):
     load: Load
     of_index: Mapping[int, Reported] = {}
 
-    def without(self, indexes: Iterable[int]) -> Reported:
-        """Return what is left without these indexes."""
-        left = {index: one for index, one in self.of_index.items() if index not in set(indexes)}
-        return together(left)
+    def without(self, indexes: Set[int]) -> Reported:
+        """Return what is left of it together without these indexes."""
+        gone = together({index: self.of_index[index] for index in self.of_index.keys() & indexes})
+        return Reported(self.slices - gone.slices, Load(*map(sub, self.load, gone.load)))
 
 
 NOTHING = Reported(0, Load())
