@@ -280,7 +280,7 @@ MUTANTS: list[tuple[Plant, Worlds, int, set[str]]] = [
     (
         s.deliveries_are_counted_for_each_topic_alone,
         busy(subscribing),
-        164,
+        104,
         {"deliveries-have-a-bound"},
     ),
     (
