@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SEED = int(os.environ.get("CHAOS_SEED", "0")) or random.randrange(1_000_000)
 ROUNDS = 7
-"""Together they have every kind; `make test` has the first, so a fifth, drawn anew each time.
+"""Together they have every kind; `make test` has the first, so a seventh, drawn anew each time.
 `make chaos` has as many as one likes."""
 
 EACH_FILE = damage.lose_a_table, damage.truncate_manifest, damage.truncate_log

@@ -692,6 +692,10 @@ class Cluster:
         return offsets
 
 
+Keep = Callable[..., Cluster]
+"""Starts the plant of a module with these options, or returns the one that it shares."""
+
+
 def _unmount(folder: Path) -> None:
     if subprocess.run(["umount", folder], capture_output=True).returncode:
         subprocess.run(["umount", "-l", folder], check=True)

@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.embedded.broker import Broker
 from tests.conftest import MATRIX, TOGETHER
-from tests.integration.cluster import Cluster, delete_topics
+from tests.integration.cluster import Cluster, Keep, delete_topics
 from tests.integration.indexctl_run import end_runs
 from tests.integration.kafka_proxy import KafkaProxy, proxied_broker
 
@@ -139,9 +139,6 @@ def _no_topic_is_left(request: pytest.FixtureRequest, _kept: Kept) -> Iterator[N
     yield
     for running in () if _kept.names else SHARED:
         delete_topics(running.bootstrap_servers)
-
-
-Keep = Callable[..., Cluster]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from coordinator.client.errors import ConflictError, NotFoundError
 from coordinator.client.request_ids import new_request_id
 from coordinator.core.model.commands import AlterIndex
 from coordinator.kafka.topics import DDL
-from tests.integration.cluster import Cluster, replies, wait_until
+from tests.integration.cluster import Cluster, Keep, replies, wait_until
 from tests.integration.data_plane import DataPlane, canonical
 from tests.integration.travel_specs import BY_NAME
 from tests.support.oracle import Document, Spec, get, rows
@@ -31,11 +31,9 @@ BY_CITY = Spec("by_name", ("city",), lambda name, d: (get(d, "city"),), options=
 
 
 @pytest.fixture(scope="module")
-def plant(broker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def plant(keep: Keep) -> Cluster:
     """Three nodes, three indexers and a projector, that the tests of this module share."""
-    folder = tmp_path_factory.mktemp("alter")
-    with Cluster(folder, broker.bootstrap_servers, projectors=1) as running:
-        yield running.start()
+    return keep(projectors=1)
 
 
 def documents(chance: random.Random, count: int) -> dict[str, Document]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,16 +21,9 @@ from coordinator.core.model.records import (
     MemberLeft,
     ProjectorHeartbeat,
 )
-from coordinator.embedded.broker import Broker
 from tests.integration.cluster import Cluster, an_index, wait_until
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def cluster(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster"), broker.bootstrap_servers) as running:
-        yield running.start()
 
 
 def count(cluster: Cluster, kind: type) -> int:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from coordinator.client.kafka_watch import KafkaWatch
-from coordinator.embedded.broker import Broker
 from coordinator.kafka.history_tail import HistoryTail
-from tests.integration.cluster import Cluster, an_index
+from tests.integration.cluster import Cluster, Keep, an_index
 
 pytestmark = pytest.mark.integration
 
@@ -20,10 +19,8 @@ Told = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def cluster(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("kafka-watch")
-    with Cluster(folder, broker.bootstrap_servers, indexers=2) as running:
-        yield running.start()
+def cluster(keep: Keep) -> Cluster:
+    return keep(indexers=2)
 
 
 @pytest.fixture

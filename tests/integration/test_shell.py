@@ -12,21 +12,18 @@ from confluent_kafka import Producer
 from coordinator import codec
 from coordinator.core.model.commands import DropIndex
 from coordinator.core.model.records import DeadLetter
-from coordinator.embedded.broker import Broker
 from coordinator.embedded.ports import LOOPBACK
 from coordinator.language.ddl_commands import COMMAND_BYTES_MAX
 from coordinator.node.shell import EXIT_FAILED
-from tests.integration.cluster import Cluster, error_of, wait_until
+from tests.integration.cluster import Cluster, Keep, error_of, wait_until
 
 Make = Callable[..., Cluster]
 
 
 @pytest.fixture(scope="module")
-def cluster(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(keep: Keep) -> Cluster:
     """One node, for the tests that leave it as it was."""
-    folder = tmp_path_factory.mktemp("cluster")
-    with Cluster(folder, broker.bootstrap_servers, nodes=1, indexers=0) as running:
-        yield running.start()
+    return keep(nodes=1, indexers=0)
 
 
 def test_records_on_a_topic_where_they_do_not_belong_stop_no_node(cluster: Cluster) -> None:

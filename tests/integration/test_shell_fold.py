@@ -41,6 +41,20 @@ def test_after_a_restart_of_the_broker_nothing_is_lost_or_read_again(
     asyncio.run(restart_under_a_fold(mortal_broker, tmp_path))
 
 
+def a_fold(
+    servers: str, cluster: str, begin: int, feed: Callable[[Input], None], folder: Path
+) -> Folds:
+    """Return the agents of a node that go on at an offset of `commit`."""
+    return Folds(
+        bootstrap_servers=servers,
+        cluster=cluster,
+        group=f"{cluster}.node-1",
+        begin=begin,
+        fold_and_store=feed,
+        data_dir=str(folder),
+    )
+
+
 async def restart_under_a_fold(broker: Broker, folder: Path) -> None:
     servers, cluster = broker.bootstrap_servers, "restarted"
     await asyncio.to_thread(make_topics, servers, cluster)
@@ -51,14 +65,7 @@ async def restart_under_a_fold(broker: Broker, folder: Path) -> None:
         assert isinstance(event, CommitRead)
         seen.extend(entry.offset for entry in event.entries)
 
-    fold = Folds(
-        bootstrap_servers=servers,
-        cluster=cluster,
-        group=f"{cluster}.node-1",
-        begin=1_000,
-        fold_and_store=feed,
-        data_dir=str(folder),
-    )
+    fold = a_fold(servers, cluster, 1_000, feed, folder)
     starting = asyncio.create_task(fold.start())
     await until(lambda: seen[-1:] == [1_999], seen)
     await asyncio.to_thread(broker.stop)
@@ -99,14 +106,7 @@ async def forgotten_records(servers: str, folder: Path) -> None:
         elif isinstance(event, CommitRead):
             commits.extend(entry.offset for entry in event.entries)
 
-    fold = Folds(
-        bootstrap_servers=servers,
-        cluster=cluster,
-        group=f"{cluster}.node-1",
-        begin=0,
-        fold_and_store=feed,
-        data_dir=str(folder),
-    )
+    fold = a_fold(servers, cluster, 0, feed, folder)
     assert not fold.is_whole(RESTART)
     starting = asyncio.create_task(fold.start())
     await until(lambda: fold.is_whole(RESTART) and fold.is_whole(STABILITY), seen)

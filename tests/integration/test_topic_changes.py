@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewTopic
 
-from tests.integration.cluster import DEADLINE_S, Cluster, wait_until
+from tests.integration.cluster import DEADLINE_S, Cluster, Keep, wait_until
 from tests.integration.some_documents import some_documents
 from tests.integration.topic_plane import COMPACTED, TopicPlane
 from tests.integration.travel_specs import BY_CITY
@@ -26,12 +26,9 @@ FORGETFUL = {"cleanup.policy": "compact", "delete.retention.ms": "1000"}
 
 
 @pytest.fixture(scope="module")
-def plant(broker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def plant(keep: Keep) -> Cluster:
     """One node, two indexers and one projector, that the tests of this module share."""
-    folder = tmp_path_factory.mktemp("changes")
-    servers = broker.bootstrap_servers
-    with Cluster(folder, servers, nodes=1, indexers=2, projectors=1) as running:
-        yield running.start()
+    return keep(nodes=1, indexers=2, projectors=1)
 
 
 def agrees(plane: TopicPlane) -> bool:

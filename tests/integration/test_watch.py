@@ -23,9 +23,8 @@ from coordinator import codec
 from coordinator.client.client import AsyncClient, Client
 from coordinator.client.errors import CoordinatorError
 from coordinator.core.model.records import Event
-from coordinator.embedded.broker import Broker
 from coordinator.kafka.topics import HISTORY, delete_records
-from tests.integration.cluster import Cluster, an_index, value_of, wait_until
+from tests.integration.cluster import Cluster, Keep, an_index, value_of, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -33,10 +32,8 @@ Told = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def cluster(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("watch")
-    with Cluster(folder, broker.bootstrap_servers, indexers=2) as running:
-        yield running.start()
+def cluster(keep: Keep) -> Cluster:
+    return keep(indexers=2)
 
 
 class Watch:

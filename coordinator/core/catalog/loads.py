@@ -71,17 +71,14 @@ def of_existing(
     Each tells every few seconds, and until then of what was dropped. If it counted, who has told
     already that it holds nothing would get all slices of the next indexes.
     """
-    gone = {index for index in set().union(*_indexes(reported)) if not exists(index)}
+    told = set[int]().union(*(one.of_index for one in reported.values()))
+    gone = {index for index in told if not exists(index)}
     if not gone:
         return reported
     return {
         indexer: one if gone.isdisjoint(one.of_index) else one.without(gone)
         for indexer, one in reported.items()
     }
-
-
-def _indexes(reported: Mapping[int, Reported]) -> Iterable[Iterable[int]]:
-    return (one.of_index for one in reported.values())
 
 
 def weigh(loads: Sequence[Load], copies: Sequence[int]) -> list[int]:

@@ -148,7 +148,7 @@ class Peers:
                 self.indexers[beat.indexer] = heard
             case SliceLoads():
                 self.loads[beat.indexer] = beat
-                self.reported[beat.indexer] = _together(beat)
+                self.reported[beat.indexer] = _reported_by(beat)
             case ProjectorHeartbeat():
                 self.projectors[beat.projector] = heard
                 self.progress.note(beat, now.mono_ms)
@@ -157,7 +157,7 @@ class Peers:
                     self.applications[shard_of(beat.shard)] = heard
 
 
-def _together(beat: SliceLoads) -> Reported:
+def _reported_by(beat: SliceLoads) -> Reported:
     """Return what the slices of an indexer weigh together, and those of each index."""
     of_index: dict[int, Reported] = {}
     for one in beat.loads:
