@@ -18,7 +18,7 @@ LATER :=
 ARGS ?=
 SEEDS ?= 1000
 ROUNDS ?= 10
-JOBS ?= 3
+JOBS ?= 2
 FUZZ_SECONDS ?= 20
 
 # Compiled modules, and tests as pytest rewrites them, are kept for the next process.
@@ -35,11 +35,11 @@ help: ## List the targets
 run: java $(STAMP) ## Run a whole cluster in the foreground; Ctrl-C stops it (ARGS="--nodes 5")
 	@exec $(BIN)/indexctl run $(ARGS)
 
-test: java $(CLASSES) quick ## Everything: the quick checks, then tests with a real broker (JOBS=3; ARGS for pytest)
+test: java $(CLASSES) quick ## Everything: the quick checks, then tests with a real broker (JOBS=2; ARGS for pytest)
 	@echo "integration tests, in $(JOBS) processes, and beside them worlds and the slower unit tests"
 	@set +e; out=$$(mktemp); beside=; trap 'exit 130' INT; \
 	trap 'kill $$beside 2> /dev/null; rm -f "$$out"' EXIT; \
-	nice -n 5 $(BIN)/pytest -q -n 2 --dist loadfile -p no:cacheprovider \
+	nice -n 5 $(BIN)/pytest -q -p no:cacheprovider \
 	    -m "worlds or thorough or fuzz" tests/simulation tests/unit > "$$out" 2>&1 & beside=$$!; \
 	$(BIN)/pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 15 \
 	    --ignore tests/unit --ignore tests/simulation $(ARGS); tests=$$?; \

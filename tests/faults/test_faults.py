@@ -44,8 +44,6 @@ ROUNDS = 7
 """Together they have every kind; `make test` has the first, so a seventh, drawn anew each time.
 `make chaos` has as many as one likes."""
 
-EACH_FILE = damage.lose_a_table, damage.truncate_manifest, damage.truncate_log
-
 DIRECTED = {"stop-master", "cut", "full-disk-node", "damage"}
 """Kinds with tests of their own here; the rounds of `make chaos` have them, too."""
 
@@ -189,21 +187,15 @@ def test_a_master_that_slept_through_its_replacement_tells_nothing_false(
 # -- folders and disks ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "ways",
-    [
-        (random.Random(SEED).choice(EACH_FILE),),
-        pytest.param((*damage.CERTAIN, *damage.POSSIBLE), marks=pytest.mark.matrix),
-    ],
-    ids=["one", "all"],
-)
-def test_a_damaged_folder_is_noticed_and_synchronised_in_full(
-    arena: Arena, tmp_path: Path, ways: tuple[damage.Damage, ...]
-) -> None:
-    """Each way to damage it; meanwhile no node ever shows a state that was not committed."""
+@pytest.mark.matrix
+def test_a_damaged_folder_is_noticed_and_synchronised_in_full(arena: Arena, tmp_path: Path) -> None:
+    """Each way to damage it; meanwhile no node ever shows a state that was not committed.
+
+    `make test` has one way, without a load: among what a restart is tested with.
+    """
     cluster = arena.cluster
     with under_load(arena, tmp_path) as (nemesis, load):
-        for how in ways:
+        for how in (*damage.CERTAIN, *damage.POSSIBLE):
             victim = nemesis.replica()
             cluster.kill(victim)
             how(victim.folder, nemesis.rng)
@@ -218,9 +210,11 @@ def test_a_damaged_folder_is_noticed_and_synchronised_in_full(
             wait_until(load.progress(), "a write", PROGRESS_S)
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(DISK in waived(), reason="waived by CHAOS_WAIVE")
 def test_a_full_disk_is_left_alone_and_comes_back(arena: Arena, tmp_path: Path) -> None:
-    """Of a replica, which leaves the active list, and of the master, which hands over."""
+    """Of a replica, which leaves the active list, and of the master, which hands over: under a
+    load, and judged. Without one `make test` has both, where faults of one part are tested."""
     cluster = arena.cluster
     with under_load(arena, tmp_path) as (nemesis, load):
         for choose in (nemesis.replica, lambda: nemesis.master()[0]):

@@ -83,7 +83,7 @@ GRACE_S = 15.0
 CAS_BASE = 1
 MOUNT_BYTES = 96 * 1024 * 1024
 SPARK_S = 150.0
-TRIGGER_MS = 300
+TRIGGER_MS = 1000
 """Spark begins a batch so often at most: three times less than by default, on two processors."""
 
 

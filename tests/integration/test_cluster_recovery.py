@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -263,7 +263,23 @@ def _expires(record: Any) -> bool:
     return isinstance(record, MemberExpired)
 
 
-# -- a broker of its own -------------------------------------------------------------------------
+# -- a compacted log ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tidy_broker(mortal_broker: Broker) -> Iterator[Broker]:
+    """The broker, whose cleaner looks each second for what it may compact."""
+    admin = AdminClient({"bootstrap.servers": mortal_broker.bootstrap_servers, "log_level": 2})
+
+    def set_backoff(operation: AlterConfigOpType) -> None:
+        resource = ConfigResource(ResourceType.BROKER, "1")
+        entry = ConfigEntry("log.cleaner.backoff.ms", "1000", incremental_operation=operation)
+        resource.add_incremental_config(entry)
+        admin.incremental_alter_configs([resource])[resource].result(30)
+
+    set_backoff(AlterConfigOpType.SET)
+    yield mortal_broker
+    set_backoff(AlterConfigOpType.DELETE)
 
 
 def _shrink(servers: str, topic: str) -> None:
@@ -303,38 +319,37 @@ def _roll(cluster: Cluster) -> None:
 
 
 def test_a_restarted_broker_and_a_compacted_log_keep_the_state(
-    make_cluster: Make, tmp_path: Path
+    make_cluster: Make, tidy_broker: Broker
 ) -> None:
-    with Broker(tmp_path, settings={"log.cleaner.backoff.ms": "100"}) as own:
-        # Nobody starts a node again here that takes a busy machine for a stalled reader.
-        cluster = make_cluster(own.bootstrap_servers, options=("--stall-ms", "60000")).start()
-        _load(cluster)
-        before = cluster.settled()
-        own.stop()
-        own.start()
-        assert shown(cluster.settled(deadline_s=90)) == shown(before)
+    # Nobody starts a node again here that takes a busy machine for a stalled reader.
+    cluster = make_cluster(tidy_broker.bootstrap_servers, options=("--stall-ms", "60000")).start()
+    _load(cluster)
+    before = cluster.settled()
+    tidy_broker.stop()
+    tidy_broker.start()
+    assert shown(cluster.settled(deadline_s=90)) == shown(before)
 
-        _settings(cluster, 40)
-        master = cluster.master()
-        last = cluster.ask(master, "DELETE", "/v1/config/s/4").json()["cas"]
-        state = cluster.settled()
-        assert state["cas"] == last, "the last event is a drop"
-        topic = cluster.topic(STATECONTEXT)
-        _shrink(own.bootstrap_servers, topic)
+    _settings(cluster, 40)
+    master = cluster.master()
+    last = cluster.ask(master, "DELETE", "/v1/config/s/4").json()["cas"]
+    state = cluster.settled()
+    assert state["cas"] == last, "the last event is a drop"
+    topic = cluster.topic(STATECONTEXT)
+    _shrink(tidy_broker.bootstrap_servers, topic)
 
-        def compacted() -> bool:
-            left = read_partition(own.bootstrap_servers, topic)
-            keys = [message.key() for message in left]
-            if len(keys) == len(set(keys)) and not any(m.value() is None for m in left):
-                return True
-            _roll(cluster)
-            return False
+    def compacted() -> bool:
+        left = read_partition(tidy_broker.bootstrap_servers, topic)
+        keys = [message.key() for message in left]
+        if len(keys) == len(set(keys)) and not any(m.value() is None for m in left):
+            return True
+        _roll(cluster)
+        return False
 
-        wait_until(compacted, "superseded records and tombstones are gone", 90, ROLL_S)
-        left = read_partition(own.bootstrap_servers, topic)
-        assert CAS_BASE + max(message.offset() or 0 for message in left) < last
-        for victim in (cluster.replicas()[0], cluster.master()):
-            _empty(cluster, victim)
-            assert shown(cluster.settled()) == shown(state)
-        assert cluster.digest_by_history() == shown(state)
-        assert cluster.put("after", 1).json()["cas"] > last
+    wait_until(compacted, "superseded records and tombstones are gone", 90, ROLL_S)
+    left = read_partition(tidy_broker.bootstrap_servers, topic)
+    assert CAS_BASE + max(message.offset() or 0 for message in left) < last
+    for victim in (cluster.replicas()[0], cluster.master()):
+        _empty(cluster, victim)
+        assert shown(cluster.settled()) == shown(state)
+    assert cluster.digest_by_history() == shown(state)
+    assert cluster.put("after", 1).json()["cas"] > last

@@ -33,7 +33,7 @@ from tests.integration.cluster import Cluster, an_index, error_of, wait_until
 pytestmark = pytest.mark.integration
 
 CLIENTS = 8
-ATTACK_S = float(os.environ.get("ATTACK_S", "2"))
+ATTACK_S = float(os.environ.get("ATTACK_S", "1"))
 PAUSE_MS_MAX = 250.0
 """What a busy machine adds is in it: on one with two free cores no pause is above 50 ms."""
 

@@ -44,6 +44,7 @@ def archive_of_kafka() -> Path | None:
     return class_archive.archive_path(find_java().path, kafka_classpath())
 
 
+@pytest.mark.matrix
 def test_a_broker_starts_though_its_archive_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

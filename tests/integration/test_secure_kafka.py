@@ -99,17 +99,23 @@ class Secure:
         return json.loads(done.stdout)
 
 
-@pytest.fixture
-def secure(tmp_path: Path) -> Iterator[Secure]:
-    certificates = make_certificates(tmp_path)
-    conf = tmp_path / "kafka.conf"
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SecureBroker, Path]]:
+    """The broker, and the settings of those whom it lets in."""
+    folder = tmp_path_factory.mktemp("kafka")
+    certificates = make_certificates(folder)
+    conf = folder / "kafka.conf"
     conf.write_text("".join(f"{n}={v}\n" for n, v in settings_for(certificates).items()))
-    with SecureBroker(tmp_path / "kafka", certificates) as broker:
-        made = Secure(tmp_path, broker.servers, conf)
-        try:
-            yield made
-        finally:
-            made.stop()
+    with SecureBroker(folder / "broker", certificates) as broker:
+        yield broker, conf
+
+
+@pytest.fixture
+def secure(tmp_path: Path, guarded: tuple[SecureBroker, Path]) -> Iterator[Secure]:
+    broker, conf = guarded
+    made = Secure(tmp_path, broker.servers, conf)
+    yield made
+    made.stop()
 
 
 @pytest.mark.parametrize(
@@ -150,7 +156,7 @@ def _is_stable(client: Client) -> bool:
 
 
 def test_who_cannot_log_in_says_so_and_ends(secure: Secure) -> None:
-    wrong = secure.folder / "wrong.conf"
+    wrong = secure.conf.with_name("wrong.conf")
     wrong.write_text(secure.conf.read_text().replace("with", "without"))
     with pytest.raises(CoordinatorError) as refused:
         Publisher(KafkaAddress(secure.servers, read_settings(wrong)), NAME, first_contact_s=3)

@@ -216,6 +216,7 @@ def _encoded(schema: dict[str, Any], record: Sync) -> bytes:
     return made.encode({field["name"]: fields[field["name"]] for field in schema["fields"]})
 
 
+@pytest.mark.matrix
 def test_the_same_input_gives_the_same_output_wherever_it_is_reduced(
     sessions: Make, broker: Broker, tmp_path: Path
 ) -> None:

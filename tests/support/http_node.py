@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tests.support.ports import reserve_port
+
 
 @dataclass(frozen=True)
 class Request:
@@ -100,10 +102,8 @@ class Node:
 
 
 def unused_url() -> str:
-    """Return the URL of a port on which nothing listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+    """Return the URL of a port on which nothing listens, nor will as long as this process lives."""
+    return f"http://127.0.0.1:{reserve_port()}"
 
 
 def members(*urls: str) -> Answer:

@@ -6,9 +6,8 @@ given twice, as the SQL that the product gets, and as functions that say the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cmp_to_key
 from typing import Any
 
 
@@ -80,16 +79,12 @@ def rows(spec: Spec, documents: Mapping[str, Document]) -> list[Row]:
         if not spec.holds(document):
             continue
         found += [(key, name) for key in spec.keys(name, document)]
-    return sorted(found, key=cmp_to_key(lambda a, b: _compare_rows(spec, a, b)))
-
-
-def _compare_rows(spec: Spec, one: Row, other: Row) -> int:
-    directions = (*spec.descending, *(False,) * (len(one[0]) - len(spec.descending)))
-    for mine, theirs, descends in zip(one[0], other[0], directions, strict=True):
-        order = compare(mine, theirs)
-        if order:
-            return -order if descends else order
-    return _sign(one[1].encode(), other[1].encode())
+    found.sort(key=lambda row: row[1].encode())
+    # The last component first: a sort leaves what is equal in the order in which it was.
+    for place in reversed(range(len(found[0][0]) if found else 0)):
+        descends = place < len(spec.descending) and spec.descending[place]
+        found.sort(key=lambda row, n=place: _order(row[0][n]), reverse=descends)
+    return found
 
 
 RANKS: tuple[Callable[[Any], bool], ...] = (
@@ -106,38 +101,15 @@ RANKS: tuple[Callable[[Any], bool], ...] = (
 
 def compare(one: Any, other: Any) -> int:
     """Return -1, 0 or 1: absent, null, false, true, numbers, strings, arrays, objects."""
-    rank = _rank(one)
-    if rank != _rank(other):
-        return _sign(rank, _rank(other))
-    if rank == 4:
-        return _sign(one, other)
-    if rank == 5:
-        return _sign([ord(c) for c in one], [ord(c) for c in other])
-    if rank == 6:
-        return _first(compare(a, b) for a, b in zip(one, other, strict=False)) or _sign(
-            len(one), len(other)
-        )
-    if rank == 7:
-        return _sign(len(one), len(other)) or _first(
-            _of_name(name, one, other) for name in sorted({*one, *other})
-        )
-    return 0
+    mine, theirs = _order(one), _order(other)
+    return (mine > theirs) - (mine < theirs)
 
 
-def _of_name(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
-    """Compare what two objects have under a name: the one that has it comes first."""
-    if name not in one or name not in other:
-        return 1 if name not in one else -1
-    return compare(one[name], other[name])
-
-
-def _rank(value: Any) -> int:
-    return next(number for number, fits in enumerate(RANKS) if fits(value))
-
-
-def _sign(one: Any, other: Any) -> int:
-    return (one > other) - (one < other)
-
-
-def _first(orders: Iterable[int]) -> int:
-    return next((order for order in orders if order), 0)
+def _order(value: Any) -> tuple[Any, ...]:
+    """Return what Python compares as an index compares `value`."""
+    rank = next(number for number, fits in enumerate(RANKS) if fits(value))
+    if isinstance(value, list):
+        return rank, [_order(element) for element in value]
+    if isinstance(value, dict):
+        return rank, len(value), sorted((name, _order(value[name])) for name in value)
+    return (rank, value) if isinstance(value, int | float | str) else (rank,)
