@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -294,7 +294,8 @@ class _Found:
         if self.body.count or not found.more or not found.entries:
             return None
         asked = self.plan.asked
-        return Cursor(asked.index.id, self.plan.digest, found.number, found.entries[-1])
+        plan, last = self.plan, found.entries[-1]
+        return Cursor(asked.index.id, plan.digest, found.number, plan.cas, last)
 
     async def page(self) -> bytes:
         """Return it as JSON."""
@@ -504,6 +505,8 @@ def _planned(state: StateContext, index: Index, body: ScanBody, terms: _Terms) -
         digest = scan_digest(index.id, cover.bounds, descending)
         cursor = None if body.after is None else Cursor.read(body.after)
         if cursor is not None:
+            if cursor.scan != digest:
+                _check_reached(state, cursor)
             _check_is_there(state, index, cursor)
             _check_goes_on(body, cursor, digest)
         slices = slices_of(index, cover)
@@ -536,6 +539,13 @@ def _consistency(body: ScanBody, cursor: Cursor | None) -> Any:
     if wanted.consistent is None:
         return at_least
     return {"consistent": wanted.consistent or (cursor.number if cursor else 0), **at_least}
+
+
+def _check_reached(state: StateContext, cursor: Cursor) -> None:
+    """Refuse to say what became of an index since, on a node that is behind the one that answered
+    the page before: it may not know that index yet. Raises ApiError."""
+    if cursor.cas > state.cas:
+        raise ApiError("not_ready", f"this node is not at CAS {cursor.cas} yet: ask another one")
 
 
 def _check_is_there(state: StateContext, index: Index, cursor: Cursor) -> None:
@@ -631,6 +641,9 @@ def _index(shell: Shell, body: ScanBody) -> Index:
     if held is None and not shell.node.is_following:
         raise ApiError("not_ready", f"this node has not caught up: {shell.node.why_not_ready}")
     if held is None or not isinstance(held.entity, Index) or held.entity.state == DROPPING:
+        with suppress(ScanError):
+            if body.after is not None:
+                _check_reached(state, Cursor.read(body.after))
         raise ApiError("index_not_found", what)
     return held.entity
 

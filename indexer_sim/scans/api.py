@@ -417,6 +417,8 @@ class ScanServer:
         self._busy += 1
         try:
             while True:
+                if self._stopping.is_set():
+                    raise ScanRefused("overloaded", "this indexer stops")
                 try:
                     if scan.limit > SMALL or scan.count or self._is_slow():
                         return await self._aside(lambda: self._read(scan))

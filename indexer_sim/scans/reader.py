@@ -20,6 +20,8 @@ from indexer_sim.scans.api import ScanRefused, Unsettled, Wanted
 CHUNK = 128
 """So many entries are read at once: a seek costs as much as a few."""
 
+CHANGING = "what is held of the index is changing"
+
 
 Heard = Callable[[str], tuple[int, ...]]
 """The offset behind the last record of each partition of `failover-log` that a bucket knows."""
@@ -44,6 +46,9 @@ class StorageReading:
         if any(offset < end for offset, end in zip(heard, wanted.failover_log, strict=False)):
             raise ScanRefused("timestamp_not_reached", "the histories of vbuckets are not read yet")
         remade, published = bucket.remade, bucket.published
+        if remade % 2:
+            # Before a lease is renewed: no page is read by that.
+            raise Unsettled(CHANGING)
         _check(bucket, published, index_id, slices, shard, build, wanted)
         if wanted.timestamp is not None:
             view = _stable_view(bucket, index_id, published.states[index_id].build, wanted)
@@ -56,9 +61,9 @@ class StorageReading:
         if lost := len(bucket.lost):
             # Looked up after the moment was made: what is lost is known before it is written.
             raise _rolling_back(index_id, lost)
-        if remade % 2 or remade != bucket.remade:
+        if remade != bucket.remade:
             # What was checked may not be what is read.
-            raise Unsettled("what is held of the index is changing")
+            raise Unsettled(CHANGING)
         return view
 
 

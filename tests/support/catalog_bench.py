@@ -8,7 +8,7 @@ from typing import Any
 from coordinator.codec import Codec, encode
 from coordinator.core.catalog import ddl
 from coordinator.core.catalog.decisions import Accepted, Circumstances, Decision, Unchanged
-from coordinator.core.catalog.loads import Reported
+from coordinator.core.catalog.loads import Reported, Reports
 from coordinator.core.catalog.outcomes import OutcomeWindow
 from coordinator.core.catalog.placement import Candidate
 from coordinator.core.catalog.state import EMPTY, StateContext, evolve
@@ -48,7 +48,7 @@ class Bench:
             wall_ms=self.wall_ms,
             indexers=self.indexers,
             extra_load=self.extra_load,
-            reported=self.reported,
+            reported=Reports(self.reported),
             request_window_ms=600_000,
             remembered=remembered,
             forgotten_ms=self.forgotten_ms,

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.core.catalog.loads import NOTHING as NOTHING_TOLD
-from coordinator.core.catalog.loads import SLICE, Reported, borne, of_existing
+from coordinator.core.catalog.loads import SLICE, Reported, Reports, borne
 from coordinator.core.catalog.outcomes import RememberedOutcome
 from coordinator.core.catalog.placement import MISSING_MAX, Candidate, Impossible, place
 from coordinator.core.catalog.rebalance_settings import REBALANCE, rebalance_in
 from coordinator.core.catalog.state import StateContext, Versioned
 from coordinator.core.model import json_text
 from coordinator.core.model.commands import OK, CreateIndex, Outcome, Request, refused
-from coordinator.core.model.entities import TRANSITIONS, Entity, Index, Setting, Slice
+from coordinator.core.model.entities import DROPPING, TRANSITIONS, Entity, Index, Setting, Slice
 from coordinator.core.model.outcome_records import (
     DETAILS_BYTES_MAX,
     DONE,
@@ -86,7 +86,7 @@ class Circumstances:
     extra_load: Mapping[int, int]
     request_window_ms: int
     vbuckets: Mapping[str, int] = field(default_factory=dict)
-    reported: Mapping[int, Reported] = field(default_factory=dict)
+    reported: Reports = field(default_factory=Reports)
     remembered: RememberedOutcome | None = None
     forgotten_ms: int = 0
 
@@ -118,8 +118,13 @@ def takers(state: StateContext, given: Circumstances) -> list[Candidate]:
 
 
 def reported_in(state: StateContext, given: Circumstances) -> Mapping[int, Reported]:
-    """Return what indexers have told of the indexes that are there."""
-    return of_existing(given.reported, lambda index: state.find_index(index) is not None)
+    """Return what indexers have told of the indexes that are there, and do not go."""
+
+    def stays(index_id: int) -> bool:
+        index = state.find_index(index_id)
+        return index is not None and index.state != DROPPING
+
+    return given.reported.of_existing(stays)
 
 
 @dataclass(frozen=True, slots=True)

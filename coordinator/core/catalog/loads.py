@@ -9,7 +9,8 @@ Whole numbers, in parts of `WHOLE`: sums are the same in any order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from operator import sub
 from typing import NamedTuple
 
@@ -63,22 +64,48 @@ def together(of_index: Mapping[int, Reported]) -> Reported:
     return Reported(slices, Load(*map(sum, zip(*loads, strict=True))), of_index)
 
 
-def of_existing(
-    reported: Mapping[int, Reported], exists: Callable[[int], bool]
-) -> Mapping[int, Reported]:
-    """Return what indexers have told of indexes that exist.
+class Reports(Mapping[int, Reported]):
+    """What each indexer has told last; and of which indexes any has told, so that a decision need
+    not go through all of it to find what is not there any more."""
 
-    Each tells every few seconds, and until then of what was dropped. If it counted, who has told
-    already that it holds nothing would get all slices of the next indexes.
-    """
-    told = set[int]().union(*(one.of_index for one in reported.values()))
-    gone = {index for index in told if not exists(index)}
-    if not gone:
-        return reported
-    return {
-        indexer: one if gone.isdisjoint(one.of_index) else one.without(gone)
-        for indexer, one in reported.items()
-    }
+    def __init__(self, reports: Mapping[int, Reported] | None = None) -> None:
+        self._of_indexer: dict[int, Reported] = {}
+        self._tellers: Counter[int] = Counter()
+        for indexer, reported in (reports or {}).items():
+            self.note(indexer, reported)
+
+    def __getitem__(self, indexer: int) -> Reported:
+        return self._of_indexer[indexer]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._of_indexer)
+
+    def __len__(self) -> int:
+        return len(self._of_indexer)
+
+    def note(self, indexer: int, reported: Reported) -> None:
+        """An indexer tells, of all that it holds."""
+        before = self._of_indexer.get(indexer, NOTHING).of_index
+        self._of_indexer[indexer] = reported
+        self._tellers.update(reported.of_index.keys() - before.keys())
+        for index in before.keys() - reported.of_index.keys():
+            self._tellers[index] -= 1
+            if not self._tellers[index]:
+                del self._tellers[index]
+
+    def of_existing(self, exists: Callable[[int], bool]) -> Mapping[int, Reported]:
+        """Return what indexers have told of indexes that exist.
+
+        Each tells every few seconds, and until then of what was dropped. If it counted, who has
+        told already that it holds nothing would get all slices of the next indexes.
+        """
+        gone = {index for index in self._tellers if not exists(index)}
+        if not gone:
+            return self
+        return {
+            indexer: one if gone.isdisjoint(one.of_index) else one.without(gone)
+            for indexer, one in self._of_indexer.items()
+        }
 
 
 def weigh(loads: Sequence[Load], copies: Sequence[int]) -> list[int]:

@@ -276,7 +276,7 @@ class _Folding:
 
     def _index(self, before: Entity | None, after: Entity | None) -> None:
         self._names = _renamed(self._names, before, after)
-        if _slices_of(before) != _slices_of(after):
+        if _borne_of(before) != _borne_of(after):
             self._load = _loaded(_loaded(self._load, before, -1), after, 1)
         if isinstance(before, Index):
             phase = phase_of(before)
@@ -365,17 +365,17 @@ def _renamed(
     return names
 
 
-def _slices_of(entity: Entity | None) -> tuple[Slice, ...]:
-    return entity.slices if isinstance(entity, Index) else ()
+def _borne_of(entity: Entity | None) -> tuple[Slice, ...]:
+    """Return the slices that are a load: what is being dropped is none any more."""
+    return entity.slices if isinstance(entity, Index) and entity.state != DROPPING else ()
 
 
 def _loaded(load: Map[int, int], entity: Entity | None, sign: int) -> Map[int, int]:
     """Count the slices of an index towards the indexers that hold them, or away from them."""
-    if isinstance(entity, Index):
-        for piece in entity.slices:
-            for host in piece.hosts:
-                count = load.get(host, 0) + sign
-                load = load.set(host, count) if count else load.delete(host)
+    for piece in _borne_of(entity):
+        for host in piece.hosts:
+            count = load.get(host, 0) + sign
+            load = load.set(host, count) if count else load.delete(host)
     return load
 
 

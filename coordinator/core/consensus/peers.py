@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import add
 from typing import Any, Protocol
 
-from coordinator.core.catalog.loads import NOTHING, Load, Reported, together
+from coordinator.core.catalog.loads import NOTHING, Load, Reported, Reports, together
 from coordinator.core.consensus import authority as authorities
 from coordinator.core.consensus.build_progress import Progresses
 from coordinator.core.model.config import NodeConfig
@@ -54,7 +54,7 @@ class PeersView(Protocol):
     @property
     def loads(self) -> Mapping[int, SliceLoads]: ...
     @property
-    def reported(self) -> Mapping[int, Reported]: ...
+    def reported(self) -> Reports: ...
     @property
     def applications(self) -> Mapping[BucketShard, Peer]: ...
     def alive(self, peer: Peer | None) -> bool: ...
@@ -77,7 +77,7 @@ class Peers:
         self.projectors: dict[int, Peer] = {}
         self.loads: dict[int, SliceLoads] = {}
         """What the slices of each indexer weigh, as it was told last."""
-        self.reported: dict[int, Reported] = {}
+        self.reported = Reports()
         """The same for each indexer as a whole."""
         self.applications: dict[BucketShard, Peer] = {}
         """Those that compute timestamps, by what they have of the buckets."""
@@ -148,7 +148,7 @@ class Peers:
                 self.indexers[beat.indexer] = heard
             case SliceLoads():
                 self.loads[beat.indexer] = beat
-                self.reported[beat.indexer] = _reported_by(beat)
+                self.reported.note(beat.indexer, _reported_by(beat))
             case ProjectorHeartbeat():
                 self.projectors[beat.projector] = heard
                 self.progress.note(beat, now.mono_ms)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from coordinator.core.keys.collation import EVERYTHING, Bounds, after
 from coordinator.core.keys.key_order import KeyOrder
@@ -120,8 +121,9 @@ def slices_of(index: Index, cover: Cover) -> tuple[int, ...]:
 
 # -- cursors -------------------------------------------------------------------------------------
 
-CURSOR = struct.Struct(">BQ8sQ")
-CURSOR_VERSION = 2
+CURSOR = struct.Struct(">BQ8sQQ")
+CHECKSUM = struct.Struct(">I")
+CURSOR_VERSION = 3
 CURSOR_LENGTH_MAX = 16_384
 
 
@@ -134,16 +136,21 @@ def scan_digest(index_id: int, bounds: Bounds, descending: bool) -> bytes:
 
 class Cursor(NamedTuple):
     """Where a scan of an index goes on: after `entry`, at the stability timestamp `number` (0: at
-    none)."""
+    none). `cas` is how far the node was that planned the page before.
+
+    A checksum is in it: of a part of a cursor, rows would be skipped in silence.
+    """
 
     index_id: int
     scan: bytes
     number: int
+    cas: int
     entry: bytes
 
     def __str__(self) -> str:
-        raw = CURSOR.pack(CURSOR_VERSION, self.index_id, self.scan, self.number) + self.entry
-        return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+        head = CURSOR.pack(CURSOR_VERSION, self.index_id, self.scan, self.number, self.cas)
+        raw = head + self.entry
+        return base64.urlsafe_b64encode(raw + CHECKSUM.pack(crc32(raw))).rstrip(b"=").decode()
 
     @classmethod
     def read(cls, text: str) -> Cursor:
@@ -152,12 +159,16 @@ class Cursor(NamedTuple):
             raise ScanError("after: that is no cursor")
         try:
             raw = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
-            version, index_id, scan, number = CURSOR.unpack_from(raw)
+            version, *_ = CURSOR.unpack_from(raw)
         except (ValueError, binascii.Error, struct.error) as error:
             raise ScanError("after: that is no cursor") from error
         if version != CURSOR_VERSION:
             raise ScanError("after: that is no cursor of this version")
-        return cls(index_id, scan, number, raw[CURSOR.size :])
+        _, index_id, scan, number, cas = CURSOR.unpack_from(raw)
+        cursor = cls(index_id, scan, number, cas, raw[CURSOR.size : -CHECKSUM.size])
+        if str(cursor) != text:
+            raise ScanError("after: that is a part of a cursor, or a changed one")
+        return cursor
 
 
 def rest_of(bounds: Bounds, after: bytes | None, descending: bool) -> Bounds:

@@ -415,7 +415,7 @@ def scans(draw: st.DrawFn) -> httpx.Request:
         "limit": VALUES,
         "order": st.sampled_from(["asc", "desc"]) | VALUES,
         "count": st.booleans() | VALUES,
-        "after": st.binary(max_size=40).map(lambda raw: str(Cursor(7, raw[:8].ljust(8), 1, raw)))
+        "after": st.binary(max_size=40).map(lambda raw: str(Cursor(7, raw[:8].ljust(8), 1, 1, raw)))
         | TEXTS,
     }
     body |= draw(st.fixed_dictionaries({}, optional=optional))

@@ -116,3 +116,14 @@ def test_who_was_silent_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) 
     for connection in (1, 2, 1, 3):
         chain.follow(record(5, NOT_SAID, connection=connection, kind=CATCHUP), 0)
     assert set(chain.by_key) == {(0, (0, 1)), (0, (0, 3))}
+
+
+def test_what_is_superseded_is_counted_in_each_partition_for_itself() -> None:
+    chain = Chains()
+    for number in range(1, NEWEST_KEPT + 1):
+        for partition in (0, 1):
+            chain.follow(record(3, 0, connection=number, number=number), partition)
+    assert len(chain.by_key) == 2 * NEWEST_KEPT
+    chain.follow(record(3, 0, connection=9, number=9), 0)
+    assert {connection for (p, (_, connection)) in chain.by_key if p == 0} == {2, 3, 4, 9}
+    assert {connection for (p, (_, connection)) in chain.by_key if p == 1} == {1, 2, 3, 4}

@@ -69,3 +69,13 @@ def test_what_was_found_before_snapshots_were_revised_is_not_leased() -> None:
     revision, found = given.leases.revision, given.leases.held()[1]
     given.leases.revise(lambda snapshot: snapshot)
     assert not given.leases.renew(found, revision)
+
+
+def test_pages_of_another_snapshot_with_the_same_number_do_not_count() -> None:
+    """It was made again, when one more index had become whole: nobody pages through that one."""
+    given = Given(leases_max=2)
+    for made in (Snapshot(1), Snapshot(1)):
+        assert given.leases.renew(made, given.leases.revision)
+    given.now_s += 1
+    given.read(2, 2, 3)
+    assert given.leases.held().keys() == {2, 3}

@@ -21,8 +21,9 @@ from indexer_sim.bucket.entries import (
     entries_prefix,
     pack_state,
 )
+from indexer_sim.bucket.leases import LEASES_MAX
 from indexer_sim.bucket.storage import Storage
-from indexer_sim.scans.api import ScanRefused, Wanted
+from indexer_sim.scans.api import ScanRefused, Unsettled, Wanted
 from indexer_sim.scans.reader import StorageReading
 
 INDEX, BUILD = 7, 1
@@ -202,3 +203,31 @@ def test_a_snapshot_of_an_older_build_is_not_shown(storage: Storage) -> None:
     with pytest.raises(ScanRefused) as refused:
         reading.view(INDEX, (0,), shard=0, build=0, wanted=Wanted(timestamp=3))
     assert refused.value.code == "no_stability_timestamp"
+
+
+def test_who_finds_a_bucket_changing_has_read_no_page_and_renews_no_lease(
+    storage: Storage,
+) -> None:
+    """Snapshots of which several pages were read are kept before others."""
+    complete(storage)
+    bucket = storage.bucket_of(INDEX)
+    assert bucket is not None
+    made: Any = [
+        SimpleNamespace(number=n, builds={INDEX: BUILD}, overlay={}, moment=None, digest=1)
+        for n in range(1, LEASES_MAX + 3)
+    ]
+
+    def look(number: int = 0) -> None:
+        StorageReading(storage).view(INDEX, (0,), shard=0, build=0, wanted=Wanted(timestamp=number))
+
+    *others, mine, newest = made
+    for one in others:
+        bucket.timeline.kept = (one,)
+        with bucket._remade(), pytest.raises(Unsettled):
+            look()
+        look()
+    bucket.timeline.kept = (mine,)
+    look()
+    bucket.timeline.kept = (newest,)
+    look(mine.number)
+    bucket.timeline.kept = ()

@@ -16,10 +16,13 @@ from coordinator.core.catalog.loads import (
     WORTH,
     Load,
     Reported,
+    Reports,
     borne,
     together,
     weigh,
 )
+from coordinator.core.model.commands import DropIndex, MarkReady
+from coordinator.core.model.entities import DROPPING, Shard
 from tests.support.catalog_bench import CREATE, Bench
 
 
@@ -112,3 +115,38 @@ def test_what_is_there_weighs_what_was_told_beside_what_was_dropped(bench: Bench
     bench.apply(replace(CREATE, name="another", slices=8))
     (other,) = (index for index, _ in bench.state.indexes() if index.id != first)
     assert Counter(h for p in other.slices for h in p.hosts) == {1: 3, 2: 5}
+
+
+def test_what_is_being_dropped_is_no_load(bench: Bench) -> None:
+    """An indexer that is away keeps it in that state for minutes."""
+    bench.apply(replace(CREATE, slices=8, nodes=(1,)))
+    first = bench.index().id
+    bench.apply(MarkReady(first, (Shard(1, 7),)))
+    bench.apply(DropIndex(first))
+    assert bench.index().state == DROPPING
+    assert dict(bench.state.load) == {}
+    bench.reported = {1: together({first: Reported(8, Load(600, WORTH.bytes, 6))}), 2: NOTHING}
+    bench.apply(replace(CREATE, name="another", slices=8))
+    (other,) = (index for index, _ in bench.state.indexes() if index.id != first)
+    assert Counter(h for p in other.slices for h in p.hosts) == {1: 4, 2: 4}
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3), st.dictionaries(st.integers(1, 5), st.integers(1, 9))),
+        max_size=12,
+    ),
+    st.sets(st.integers(1, 5)),
+)
+def test_what_is_told_of_what_is_gone_is_subtracted_whoever_told_it_when(
+    told: list[tuple[int, dict[int, int]]], gone: set[int]
+) -> None:
+    reports, last = Reports(), dict[int, dict[int, int]]()
+    for indexer, entries in told:
+        last[indexer] = entries
+        reports.note(indexer, together({i: Reported(1, Load(n)) for i, n in entries.items()}))
+    found = reports.of_existing(lambda index: index not in gone)
+    left = {indexer: [n for i, n in e.items() if i not in gone] for indexer, e in last.items()}
+    assert {i: (one.slices, one.load.entries) for i, one in found.items()} == {
+        indexer: (len(entries), sum(entries)) for indexer, entries in left.items()
+    }

@@ -358,3 +358,11 @@ def test_what_is_lost_comes_first_where_there_may_be_few_moves() -> None:
     assert [(m.index, m.source) for m in found.moves] == [(2, LOST)]
     assert found.is_cut
     assert found.impossible == ()
+
+
+def test_what_has_no_room_by_just_so_much_gives_just_that_away() -> None:
+    pieces = [Piece(1, n, (1,), Load(100, size), 1) for n, size in enumerate((4_000, 3_000, 6_000))]
+    pieces.append(Piece(1, 3, (2,), Load(100, 1_000), 1))
+    found = plan(pieces, [Machine(1, capacity_bytes=10_000), Machine(2)])
+    assert [(move.slice, move.source, move.target) for move in found.moves] == [(1, 1, 2)]
+    assert found.bytes == 3_000

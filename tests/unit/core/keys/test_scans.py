@@ -281,7 +281,7 @@ def test_what_is_no_entry_is_refused_among_others_too(raws: list[bytes], order: 
 @given(st.binary(max_size=40), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 def test_a_cursor_survives_being_text(raw: bytes, number: int, index: int) -> None:
     scan = scan_digest(7, EVERYTHING, False)
-    assert Cursor.read(str(Cursor(index, scan, number, raw))) == (index, scan, number, raw)
+    assert Cursor.read(str(Cursor(index, scan, number, 9, raw))) == (index, scan, number, 9, raw)
 
 
 @given(st.text(max_size=60))
