@@ -723,6 +723,24 @@ def test_an_indexer_that_stops_ends_what_it_reads_first(
             asked.result(START_S)
 
 
+@pytest.mark.parametrize("limit", [1, SMALL + 1])
+def test_an_indexer_that_stops_says_so_to_a_scan_that_waits(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """It stops to read, with threads and without, before it has answered everybody."""
+    index, server, reading = fleet.index("n", slices=1), fleet.servers[1], fleet.readings[1]
+    fleet.fill(index, [((1,), "d")])
+    reading.refusal = Unsettled("what is held is changing")
+    asked = {"index": index.id, "slices": [0], "limit": limit, "timeout_ms": 60_000}
+    monkeypatch.setattr(api, "STOP_S", START_S)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask_indexer, fleet, 1, **asked)
+        wait_until(lambda: reading.scans > 1, "it is looked at again")
+        server.stop()
+        refused = answer.result(START_S)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+
+
 # -- clients -------------------------------------------------------------------------------------
 
 

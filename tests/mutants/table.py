@@ -5401,6 +5401,15 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/indexer_sim/test_reader.py",
     ),
     Mutant(
+        "a-scan-waits-for-an-indexer-that-stops",
+        "indexer_sim/scans/api.py",
+        """                if self._stopping.is_set():
+                    raise ScanRefused("overloaded", "this indexer stops")
+                try:""",
+        "                try:",
+        "tests/integration/test_scan.py",
+    ),
+    Mutant(
         "a-count-begins-again-with-each-page",
         "coordinator/http/scatter.py",
         "                part.after = page.entries[-1] if page.entries else part.after\n",
