@@ -293,9 +293,8 @@ class _Found:
         found = self.result
         if self.body.count or not found.more or not found.entries:
             return None
-        asked = self.plan.asked
         plan, last = self.plan, found.entries[-1]
-        return Cursor(asked.index.id, plan.digest, found.number, plan.cas, last)
+        return Cursor(plan.asked.index.id, plan.digest, found.number, plan.cas, last)
 
     async def page(self) -> bytes:
         """Return it as JSON."""
@@ -641,8 +640,8 @@ def _index(shell: Shell, body: ScanBody) -> Index:
     if held is None and not shell.node.is_following:
         raise ApiError("not_ready", f"this node has not caught up: {shell.node.why_not_ready}")
     if held is None or not isinstance(held.entity, Index) or held.entity.state == DROPPING:
-        with suppress(ScanError):
-            if body.after is not None:
+        if body.after is not None:
+            with suppress(ScanError):
                 _check_reached(state, Cursor.read(body.after))
         raise ApiError("index_not_found", what)
     return held.entity

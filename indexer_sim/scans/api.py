@@ -417,8 +417,6 @@ class ScanServer:
         self._busy += 1
         try:
             while True:
-                if self._stopping.is_set():
-                    raise ScanRefused("overloaded", "this indexer stops")
                 try:
                     if scan.limit > SMALL or scan.count or self._is_slow():
                         return await self._aside(lambda: self._read(scan))
@@ -440,8 +438,7 @@ class ScanServer:
         began = time.monotonic()
         try:
             with self._here:
-                if self._stopping.is_set():
-                    raise ScanRefused("overloaded", "this indexer stops")
+                self._check_goes_on()
                 return _checked(lambda: self._read(scan))
         finally:
             ended = time.monotonic()
@@ -449,8 +446,15 @@ class ScanServer:
                 self._aside_until_s = ended + ASIDE_S
 
     async def _aside(self, work: Callable[[], bytes]) -> bytes:
+        self._check_goes_on()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, lambda: _checked(work))
+
+    def _check_goes_on(self) -> None:
+        """Begin to read nothing more once this is stopped: the threads for that end. Raises
+        ScanRefused."""
+        if self._stopping.is_set():
+            raise ScanRefused("overloaded", "this indexer stops")
 
     def _read(self, scan: Scan) -> bytes:
         try:

@@ -84,7 +84,8 @@ CAS_BASE = 1
 MOUNT_BYTES = 96 * 1024 * 1024
 SPARK_S = 150.0
 TRIGGER_MS = 1000
-"""Spark begins a batch so often at most: three times less than by default, on two processors."""
+"""Spark begins a batch so often at most: ten times less than by default. It would have a processor
+otherwise, while tests wait for other things."""
 
 
 def add_partitions(servers: str, topics: Iterable[str], count: int) -> None:

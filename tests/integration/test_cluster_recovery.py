@@ -322,7 +322,7 @@ def test_a_restarted_broker_and_a_compacted_log_keep_the_state(
     make_cluster: Make, tidy_broker: Broker
 ) -> None:
     # Nobody starts a node again here that takes a busy machine for a stalled reader.
-    cluster = make_cluster(tidy_broker.bootstrap_servers, options=("--stall-ms", "60000")).start()
+    cluster = make_cluster(options=("--stall-ms", "60000")).start()
     _load(cluster)
     before = cluster.settled()
     tidy_broker.stop()

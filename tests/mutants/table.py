@@ -5403,10 +5403,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-scan-waits-for-an-indexer-that-stops",
         "indexer_sim/scans/api.py",
-        """                if self._stopping.is_set():
-                    raise ScanRefused("overloaded", "this indexer stops")
-                try:""",
-        "                try:",
+        "        self._check_goes_on()\n        loop = asyncio",
+        "        loop = asyncio",
         "tests/integration/test_scan.py",
     ),
     Mutant(
@@ -5442,7 +5440,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "indexer_sim/scans/reader.py",
         "in found.overlay.items() if i == index_id}",
         "in found.overlay.items()}",
-        "tests/unit/indexer_sim/test_two_indexes_snap.py",
+        "tests/unit/indexer_sim/test_snapshots_of_two_indexes.py",
     ),
     Mutant(
         "a-cursor-of-an-index-that-is-gone-is-misused",

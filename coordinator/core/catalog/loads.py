@@ -103,7 +103,7 @@ class Reports(Mapping[int, Reported]):
         if not gone:
             return self
         return {
-            indexer: one if gone.isdisjoint(one.of_index) else one.without(gone)
+            indexer: one if one.of_index.keys().isdisjoint(gone) else one.without(gone)
             for indexer, one in self._of_indexer.items()
         }
 

@@ -159,12 +159,11 @@ class Cursor(NamedTuple):
             raise ScanError("after: that is no cursor")
         try:
             raw = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
-            version, *_ = CURSOR.unpack_from(raw)
+            version, index_id, scan, number, cas = CURSOR.unpack_from(raw)
         except (ValueError, binascii.Error, struct.error) as error:
             raise ScanError("after: that is no cursor") from error
         if version != CURSOR_VERSION:
             raise ScanError("after: that is no cursor of this version")
-        _, index_id, scan, number, cas = CURSOR.unpack_from(raw)
         cursor = cls(index_id, scan, number, cas, raw[CURSOR.size : -CHECKSUM.size])
         if str(cursor) != text:
             raise ScanError("after: that is a part of a cursor, or a changed one")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +23,7 @@ from projector_sim.sources.topic_stream import (
 
 PLAIN, COMPACTED = Cleaning(False, True, 0), Cleaning(True, False, 10**12)
 FACTS = TopicFacts("t", "topic id", 1)
+WAIT_S = 30.0
 
 
 class Message:
@@ -57,6 +58,7 @@ class Client:
         self.said = list(said)
         self.began: list[int] = []
         self.stream: TopicStream | None = None
+        self.is_known = threading.Event()
 
     def assign(self, places: list[Any]) -> None:
         self.began = [place.offset for place in places]
@@ -64,8 +66,8 @@ class Client:
     def poll(self, _: float) -> Message | None:
         if self.said:
             return self.said.pop(0)
-        while self.stream is None:
-            time.sleep(0.001)
+        assert self.is_known.wait(WAIT_S)
+        assert self.stream is not None
         self.stream.close()
         return None
 
@@ -118,7 +120,8 @@ def told(
         wake=lambda: None,
     )
     client.stream = stream
-    stream._thread.join(5)
+    client.is_known.set()
+    stream._thread.join(WAIT_S)
     found: list[frames.Frame] = []
     while (batch := stream.poll()) is not None:
         raw = b"".join(frames.HEAD.pack(len(body) + 1, kind) + body for kind, body in batch)
