@@ -1,7 +1,9 @@
 """What changes of documents come to: entries, the back-index, tombstones, and how to undo them.
 
-For each index a change counts only if it is newer than what is held of the document there. Entries
-and back-index change in one batch, which the caller writes. `entries` has the layout.
+For each index a change counts only if it is newer than what is held of the document there. A
+backfill's counts, too, if it is of the same mutation: what is held may be from one of several
+origins (`pipeline.fillings`), which has only some of the keys. Entries and back-index change in one
+batch, which the caller writes. `entries` has the layout.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ class Settlement:
                 before = entries.get(index_id)
                 if before is not None:
                     old_seqno, old_piece, old_key = unpack_back(before)
-                    if seqno <= old_seqno:
+                    if seqno <= old_seqno and (seqno < old_seqno or not is_guarded):
                         continue
                 if deleted and seqno <= deleted.get((index_id, document), 0):
                     continue

@@ -13,8 +13,9 @@ at one moment (`bucket.transfers`). Invariants:
 - Where the storage of the part begins from nothing, or the bucket goes back, what was filled does
   not count, and filling begins anew.
 - Whoever does not get on gives it up, for this build: then a projector backfills the part. What was
-  filled by then does no harm, as each entry has its seqno. But once a backfill has ended in a
-  vbucket, nothing is filled any more.
+  filled by then does no harm: each entry has its seqno, and a backfill replaces what is not newer.
+  That matters where one of several origins gave its keys of a document, and another one nothing.
+  But once a backfill has ended in a vbucket, nothing is filled any more.
 """
 
 from __future__ import annotations

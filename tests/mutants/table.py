@@ -4109,6 +4109,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/indexer_sim/test_settlement.py",
     ),
     Mutant(
+        "a-backfill-leaves-what-one-origin-gave",
+        "indexer_sim/bucket/settlement.py",
+        "if seqno <= old_seqno and (seqno < old_seqno or not is_guarded):",
+        "if seqno <= old_seqno:",
+        "tests/unit/indexer_sim/test_transfers.py",
+    ),
+    Mutant(
         "an-index-out-of-the-scope-is-told",
         "indexer_sim/bucket/settlement.py",
         "if not is_guarded and index_id not in logged:",

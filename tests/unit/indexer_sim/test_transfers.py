@@ -188,6 +188,26 @@ def test_a_document_may_have_keys_in_slices_of_several_origins(
     assert target.entries() == {0: [], 1: [], 2: []}
 
 
+def test_what_one_of_two_origins_gave_is_completed_by_a_backfill(
+    source: Holder, other: Holder, at: Any
+) -> None:
+    """One origin has given its keys of a document, the other one gives nothing: a projector tells
+    all of them, of the same mutation."""
+    item = put_many(0, 1, b"d", (0, b"a"), (2, b"c"))
+    for one in (source, other):
+        one.apply(MAINTENANCE, 1, item, Item(SYNC, 0, 1))
+    target = at(1, 0, pieces=(*ALL, *SECOND))
+    target.knows(*source.origins(), *other.origins())
+    exchange(target, source, other, steps=2)
+    assert target.entries() == {0: [b"ad"], 1: [], 2: []}
+    [(filling, _)] = target.fillings.asks(0.0)
+    target.fillings.refused(filling, TransferRefused("index_not_found", "it is not here"), 0.0)
+    assert target.fillings.are_filled() == frozenset()
+    target.apply(BACKFILL_KIND, 1, begin(0, Seqno(0), BRANCH, [0]), item, Item(END, 0, 1))
+    assert target.entries() == {0: [b"ad"], 1: [], 2: [b"cd"]}
+    assert counted(target.bucket) == scanned(target.bucket)
+
+
 def test_nothing_is_taken_before_it_is_held_here_too(source: Holder, at: Any) -> None:
     """Else a rollback would not know that it has to take it back."""
     written(source, 5)
