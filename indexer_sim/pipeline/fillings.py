@@ -66,6 +66,10 @@ class Origin:
     build: int
     slices: tuple[int, ...]
 
+    def is_asked(self, ask: Ask) -> bool:
+        """Tell whether a question is one to this indexer, for all of this."""
+        return self == Origin(ask.indexer, ask.index, ask.shard, ask.build, ask.slices)
+
 
 @dataclass(slots=True, kw_only=True)
 class Filling:
@@ -252,7 +256,8 @@ class Fillings:
 
         Raises StorageError. ValueError: it is no answer.
         """
-        if self._running.get(filling.part.id) is not filling or ask.number != filling.number:
+        is_running = self._running.get(filling.part.id) is filling
+        if not is_running or not filling.origin.is_asked(ask) or ask.number != filling.number:
             return 0
         if not filling.number:
             self._begin(filling, ask, given, now_s)

@@ -62,6 +62,7 @@ def test_copies_take_over_in_many_worlds() -> None:
         pytest.param(
             80_212, AT_ONCE, id="a copy that took over loses its storage while others move"
         ),
+        pytest.param(7_101_083, {}, id="an answer that comes when the next origin is asked"),
         pytest.param(
             4_607_637, {}, id="one of several origins has given what it has, and no other"
         ),

@@ -545,6 +545,25 @@ def test_answers_to_other_questions_are_passed_over(source: Holder, at: Any) -> 
     assert target.entries() == entries_of(source, INDEX)
 
 
+def test_a_late_answer_of_one_origin_begins_nothing_at_the_next(
+    source: Holder, other: Holder, at: Any
+) -> None:
+    """It is asked twice, and answers the second time when its slices are here already."""
+    item = put_many(0, 1, b"d", (0, b"a"), (2, b"c"))
+    for one in (source, other):
+        one.apply(MAINTENANCE, 1, item, Item(SYNC, 0, 1))
+    target = at(1, 0, pieces=(*ALL, *SECOND))
+    target.knows(*source.origins(), *other.origins())
+    [(filling, first)] = target.fillings.asks(0.0)
+    late = source.giving.answer(first)
+    exchange(target, source, other, now_s=1.0, steps=2)
+    assert (filling.at, filling.number) == (1, 0)
+    target.fillings.take(filling, first, late, 1.0)
+    assert filling.number == 0
+    exchange(target, source, other, now_s=2.0)
+    assert target.entries() == {0: [b"ad"], 1: [], 2: [b"cd"]}
+
+
 def test_transfers_that_nobody_reads_are_given_back(
     source: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
