@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
-from hashlib import blake2b
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from aiokafka.client import AIOKafkaClient
@@ -28,7 +27,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import OffsetSpec
 from tenacity import Retrying, stop_before_delay, wait_fixed
 
-from coordinator.core.model.types import Vbuuid
+from coordinator.core.model.topic_logs import EPOCHS_MAX, Epoch, History
 from coordinator.kafka.address import aiokafka_settings
 from coordinator.kafka.document_topics import (
     TIMEOUT_S,
@@ -42,60 +41,8 @@ from coordinator.kafka.requests import EpochEndsRequest
 T = TypeVar("T")
 
 PAUSE_S = 0.2
-EPOCHS_MAX = 50
-"""Older ones are not asked for: who has read up to one of them begins anew."""
-
 EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-
-
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """A leader epoch and the offset that it began at."""
-
-    number: int
-    start: int
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """A partition: its first offset, its last stable one, its end, and its epochs, newest first.
-
-    Kafka forgets an epoch that is left without a record, be it that it never had one, or that they
-    are lost.
-    """
-
-    low: int
-    stable: int
-    end: int
-    epochs: tuple[Epoch, ...]
-
-    def branches(self) -> list[Epoch]:
-        """Return all epochs up to the newest, also those that Kafka has forgotten: these have no
-        record of their own any more, and end where the next one begins."""
-        found: list[Epoch] = []
-        for known in self.epochs:
-            while found and found[-1].number > known.number + 1:
-                found.append(Epoch(found[-1].number - 1, found[-1].start))
-            found.append(known)
-        while found and found[-1].number > 0 and found[-1].start > self.low:
-            found.append(Epoch(found[-1].number - 1, found[-1].start))
-        return found[:EPOCHS_MAX]
-
-    def up_to(self, epoch: int) -> History:
-        """Return what it was before any later epoch."""
-        later = [e.start for e in self.epochs if e.number > epoch]
-        end = min([self.end, *later])
-        known = tuple(e for e in self.epochs if e.number <= epoch)
-        return History(self.low, min(self.stable, end), end, known)
-
-
-def vbuuid_of(topic_id: str, partition: int, epoch: int, reading: int = 0) -> Vbuuid:
-    """Return the name of a branch: that of a leader epoch of one partition of one topic, in one
-    reading of it."""
-    text = f"{topic_id}/{partition}/{epoch}" + (f"/{reading}" if reading else "")
-    digest = blake2b(text.encode(), digest_size=8).digest()
-    return Vbuuid(int.from_bytes(digest, "big") or 1)
 
 
 class TopicHistories(DocumentTopics):

@@ -9,9 +9,10 @@ import threading
 from collections.abc import Sequence
 
 from coordinator.core.model.entities import Bucket
+from coordinator.core.model.topic_logs import vbuuid_of
 from coordinator.core.model.types import Vbuuid
 from coordinator.kafka.document_topics import TopicError
-from coordinator.kafka.topic_histories import TopicHistories, vbuuid_of
+from coordinator.kafka.topic_histories import TopicHistories
 
 
 class TopicPositions:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import httpx
 
-from projector_sim.sources.topic_records import AvroSchema, RecordError, parse_avro
+from projector_sim.sources.topic_records import AvroSchema, RecordError, RegistryClosed, parse_avro
 
 TIMEOUT_S = 5.0
 PAUSE_S = 0.5
@@ -32,10 +32,6 @@ REFUSED_S = 30.0
 
 REFUSED_MAX = 1_000
 PROBLEM_LENGTH_MAX = 300
-
-
-class RegistryClosed(Exception):
-    """Nobody waits for the registry any more."""
 
 
 class SchemaRegistry:

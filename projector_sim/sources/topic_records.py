@@ -52,6 +52,10 @@ class RecordError(ValueError):
         self.id = id
 
 
+class RegistryClosed(Exception):
+    """Nobody waits for the registry of schemas any more."""
+
+
 class Document(NamedTuple):
     """A document as JSON, or with `body` None its deletion."""
 
@@ -63,7 +67,7 @@ class Schemas(Protocol):
     """Where the schemas of Avro data are."""
 
     def get(self, number: int) -> AvroSchema:
-        """Return a schema. RecordError: there is none."""
+        """Return a schema. RecordError: there is none; RegistryClosed: nobody waits any more."""
         ...
 
 

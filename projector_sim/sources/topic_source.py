@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from coordinator.core.catalog.buckets import needs_registry
 from coordinator.core.model.entities import Bucket
@@ -31,8 +31,9 @@ from coordinator.runtime.threads import Threads
 from projector_sim.protocol.source import Logs, SourceBucket, SourceStream, StreamRequest, mismatch
 from projector_sim.sources.queued_stream import EndedStream
 from projector_sim.sources.schema_registry import SchemaRegistry
+from projector_sim.sources.topic_reading import Record, TopicBranches
 from projector_sim.sources.topic_records import Decoder, RecordError, decoder_of
-from projector_sim.sources.topic_stream import TopicPlace, TopicStream, failover_log_of
+from projector_sim.sources.topic_stream import TopicPlace, TopicStream
 
 POLL_S = 0.2
 LOOK_S = 1.0
@@ -145,8 +146,8 @@ class TopicSource:
                 self._status_log.problem(about, str(error))
                 return
             self._status_log.resolved(about)
-            reading = entity.reading
-            logs = {p: failover_log_of(facts.id, reading, p, h) for p, h in histories.items()}
+            branches = TopicBranches(facts.id, entity.reading)
+            logs = {p: branches.log(p, history) for p, history in histories.items()}
             done({p: tuple(FailoverBranch(*b) for b in log) for p, log in logs.items()})
 
         self._orders.submit(order)
@@ -219,10 +220,10 @@ class TopicSource:
             self._status_log.info(f"bucket {bucket.name}, partition {partition}: {FORGOTTEN}")
         self._forgotten[bucket.name] = bucket
 
-    def _note_unreadable(self, name: str, message: Message, error: RecordError) -> None:
-        offset, value = message.offset(), message.value()
+    def _note_unreadable(self, name: str, record: Record, error: RecordError) -> None:
+        offset, value = record.offset(), record.value()
         text = value.encode() if isinstance(value, str) else value or b""
-        self._bury(name, message.partition() or 0, offset or 0, f"{error.code}: {error}", text)
+        self._bury(name, record.partition() or 0, offset or 0, f"{error.code}: {error}", text)
 
     def note_garbage(self, name: str, vbucket: int, seqno: int, text: bytes) -> None:
         """Hear that the document with this seqno is no JSON."""

@@ -9,7 +9,8 @@ from typing import Any
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from coordinator.kafka.topic_histories import TopicHistories, vbuuid_of
+from coordinator.core.model.topic_logs import vbuuid_of
+from coordinator.kafka.topic_histories import TopicHistories
 from tests.integration.cluster import DEADLINE_S, ORDERED, Cluster, wait_until
 from tests.integration.data_plane import DataPlane
 from tests.support.oracle import Document

@@ -49,9 +49,11 @@ UNIT_SHELL = "tests/unit/node/test_shell.py"
 FAUST = "coordinator/kafka/faust_transport.py"
 EARLIER = "tests/unit/indexer_sim/test_earlier.py"
 EPOCHS = "coordinator/kafka/topic_histories.py"
+TOPIC_LOGS = "coordinator/core/model/topic_logs.py"
 ROUTER = "projector_sim/projector/router.py"
 PLANNER = "projector_sim/projector/stream_planner.py"
 TOPIC_STREAM = "projector_sim/sources/topic_stream.py"
+TOPIC_READING = "projector_sim/sources/topic_reading.py"
 TOPIC_SOURCE = "projector_sim/sources/topic_source.py"
 TOPIC_RECORDS = "projector_sim/sources/topic_records.py"
 TOPIC_BUCKETS = "coordinator/core/catalog/buckets.py"
@@ -1750,7 +1752,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a-reading-of-a-topic-has-the-branches-of-the-one-before",
-        "coordinator/kafka/topic_histories.py",
+        TOPIC_LOGS,
         '(f"/{reading}" if reading else "")',
         '""',
         "tests/unit/kafka/test_topic_histories.py",
@@ -4116,6 +4118,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/indexer_sim/test_transfers.py",
     ),
     Mutant(
+        "an-answer-is-taken-for-the-next-origins",
+        "indexer_sim/pipeline/fillings.py",
+        "not is_running or not filling.origin.is_asked(ask) or",
+        "not is_running or",
+        "tests/unit/indexer_sim/test_transfers.py",
+    ),
+    Mutant(
         "an-index-out-of-the-scope-is-told",
         "indexer_sim/bucket/settlement.py",
         "if not is_guarded and index_id not in logged:",
@@ -4576,8 +4585,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what-comes-twice-counts-twice",
         "indexer_sim/bucket/settlement.py",
-        "if seqno <= old_seqno:",
-        "if seqno < old_seqno:",
+        "(seqno < old_seqno or not is_guarded):",
+        "seqno < old_seqno:",
         "tests/unit/indexer_sim/test_settlement.py",
     ),
     Mutant(
@@ -4925,21 +4934,21 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "what-kafka-has-forgotten-is-no-branch",
-        EPOCHS,
+        TOPIC_LOGS,
         "while found and found[-1].number > known.number + 1:",
         "while False:",
         "tests/unit/kafka/test_topic_histories.py",
     ),
     Mutant(
         "a-lost-epoch-ends-where-the-one-before-it-began",
-        EPOCHS,
+        TOPIC_LOGS,
         "found[-1].start))\n            found.append(known)",
         "known.start))\n            found.append(known)",
         "tests/unit/kafka/test_topic_histories.py",
     ),
     Mutant(
         "a-topic-made-anew-is-the-same",
-        EPOCHS,
+        TOPIC_LOGS,
         'text = f"{topic_id}/{partition}/{epoch}" +',
         'text = f"{partition}/{epoch}" +',
         "tests/unit/kafka/test_topic_histories.py",
@@ -4995,23 +5004,23 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a-compacted-topic-has-snapshots-anywhere",
-        TOPIC_STREAM,
-        "(had_any and not self._place.cleaning.is_compacted)",
+        TOPIC_READING,
+        "(had_any and not self._is_compacted)",
         "had_any",
         "tests/integration/test_source_contract.py",
     ),
     Mutant(
         "a-stream-ends-before-a-snapshot-does",
-        TOPIC_STREAM,
+        TOPIC_READING,
         "partition.reached >= partition.until:",
         "partition.reached >= 0:",
         "tests/integration/test_source_contract.py",
     ),
     Mutant(
         "a-lost-end-is-nobodys-concern",
-        TOPIC_STREAM,
-        "elif (to := self._rolls_back(history, log, vbuuid, seqno)) is not None:",
-        "elif (to := self._rolls_back(history, log, vbuuid, seqno)) is False:",
+        TOPIC_READING,
+        "            if to is not None:",
+        "            if to is False:",
         "tests/integration/test_source_contract.py",
     ),
     Mutant(
@@ -5128,7 +5137,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a-topic-under-load-has-no-snapshots",
-        TOPIC_STREAM,
+        TOPIC_READING,
         "partition.is_at_end = end == partition.at",
         "pass",
         "tests/integration/test_source_contract.py",
@@ -5430,7 +5439,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a-backfill-waits-for-a-record-behind-the-last-one",
-        "projector_sim/sources/topic_stream.py",
+        TOPIC_READING,
         "partition.reached >= partition.until",
         "partition.at >= partition.until",
         "tests/unit/projector_sim/test_topic_stream.py",

@@ -13,17 +13,12 @@ from confluent_kafka import OFFSET_INVALID, KafkaException, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.core.model.topic_logs import EPOCHS_MAX, Epoch, History, vbuuid_of
 from coordinator.core.model.types import Seqno
 from coordinator.kafka.document_topics import DocumentTopics, TopicFacts
-from coordinator.kafka.topic_histories import (
-    EPOCHS_MAX,
-    Epoch,
-    History,
-    TopicHistories,
-    vbuuid_of,
-)
+from coordinator.kafka.topic_histories import TopicHistories
 from projector_sim.protocol.failover import rollback_seqno
-from projector_sim.sources.topic_stream import failover_log_of
+from projector_sim.sources.topic_reading import TopicBranches
 
 TOPIC, PARTITION = "id", 3
 
@@ -35,7 +30,7 @@ def history(*epochs: tuple[int, int], end: int = 100, low: int = 0) -> History:
 
 def goes_back(known: History, epoch: int, seqno: int, topic: str = TOPIC) -> int | None:
     """Return to where one must go back who has read up to `seqno` under an epoch."""
-    log = failover_log_of(TOPIC, 0, PARTITION, known)
+    log = TopicBranches(TOPIC).log(PARTITION, known)
     vbuuid = vbuuid_of(topic, PARTITION, epoch)
     return rollback_seqno(log, Seqno(known.end), vbuuid, Seqno(seqno))
 
@@ -72,7 +67,7 @@ def test_a_topic_made_anew_shares_nothing() -> None:
 
 def test_another_reading_shares_nothing() -> None:
     known = history((5, 60), (0, 0))
-    log = failover_log_of(TOPIC, 1, PARTITION, known)
+    log = TopicBranches(TOPIC, 1).log(PARTITION, known)
     before, now = (vbuuid_of(TOPIC, PARTITION, 5, reading) for reading in (0, 1))
     assert rollback_seqno(log, Seqno(known.end), before, Seqno(70)) == 0
     assert rollback_seqno(log, Seqno(known.end), now, Seqno(70)) is None
@@ -94,7 +89,7 @@ def test_a_lost_end_is_lost_whoever_wrote_it() -> None:
 
 def test_of_very_many_leaders_only_the_newest_are_known() -> None:
     known = history((EPOCHS_MAX + 10, 100), (0, 0))
-    log = failover_log_of(TOPIC, 0, PARTITION, known)
+    log = TopicBranches(TOPIC).log(PARTITION, known)
     assert len(log) == EPOCHS_MAX
     assert goes_back(known, 11, 100) is None
     assert goes_back(known, 10, 100) == 0

@@ -13,10 +13,9 @@ import pytest
 from projector_sim.sources.schema_registry import (
     ANSWER_BYTES_MAX,
     DENIALS,
-    RegistryClosed,
     SchemaRegistry,
 )
-from projector_sim.sources.topic_records import RecordError
+from projector_sim.sources.topic_records import RecordError, RegistryClosed
 
 PLACE = {"type": "record", "name": "Place", "fields": [{"name": "city", "type": "string"}]}
 TRIP = {"type": "record", "name": "Trip", "fields": [{"name": "to", "type": "Place"}]}

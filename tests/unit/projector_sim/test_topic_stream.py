@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
+from coordinator.core.model.topic_logs import Epoch, History
 from coordinator.kafka.document_topics import Cleaning, TopicFacts
-from coordinator.kafka.topic_histories import Epoch, History
 from projector_sim.protocol import frames
 from projector_sim.protocol.frames import Begin, Decoder, End, Mutated, Reason, Rollback, Sync
 from projector_sim.sources import topic_stream
+from projector_sim.sources.topic_reading import TopicBranches
 from projector_sim.sources.topic_records import Document
 from projector_sim.sources.topic_stream import (
     PARTITION_END,
     TopicPlace,
     TopicStream,
-    failover_log_of,
 )
 
 PLAIN, COMPACTED = Cleaning(False, True, 0), Cleaning(True, False, 10**12)
@@ -95,7 +95,7 @@ def told(
     vbuuid: int | None = None,
 ) -> list[frames.Frame]:
     """Return the frames of a connection to one partition."""
-    branch = failover_log_of(FACTS.id, 0, 0, history)[0].vbuuid if vbuuid is None else vbuuid
+    branch = TopicBranches(FACTS.id).log(0, history)[0].vbuuid if vbuuid is None else vbuuid
     request: Any = SimpleNamespace(
         bucket="b",
         kind="backfill",

@@ -1,0 +1,304 @@
+"""What a connection has read of a topic, and the frames that say so: mutations of some partitions.
+
+A partition is a vbucket, and the seqno of a record its offset and one. A branch is a leader epoch:
+where a record has a newer one, the vbucket goes on under a new branch, and END and BEGIN say so. A
+partition that has lost what was read of it ends: whoever asks for it again is told to roll back.
+
+Where Kafka removes older records of a key, a record that is not there may have been replaced by one
+that is still to come. So snapshots end only where all records have been read that there are; where
+nothing is removed, after each portion.
+
+Pure: `TopicStream` brings the records, and asks Kafka what has to be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from coordinator.core.model.topic_logs import History, vbuuid_of
+from coordinator.core.model.types import Seqno, Vbuuid
+from projector_sim.protocol import frames
+from projector_sim.protocol.failover import Branch, FailoverLog, rollback_seqno
+from projector_sim.protocol.frames import Kind, Reason
+from projector_sim.protocol.source import Frame
+from projector_sim.sources.topic_records import Decoder, RecordError, RegistryClosed
+
+FRAME_BYTES = 256 * 1024
+HEAD_SIZE = frames.HEAD.size
+
+
+class Record(Protocol):
+    """A record of Kafka, as its client has it."""
+
+    def partition(self) -> int | None: ...
+    def offset(self) -> int | None: ...
+    def leader_epoch(self) -> int | None: ...
+    def key(self) -> str | bytes | None: ...
+    def value(self) -> str | bytes | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TopicBranches:
+    """What names the branches of a topic: its id, and in which reading of it they are."""
+
+    topic_id: str
+    reading: int = 0
+
+    def log(self, partition: int, history: History) -> FailoverLog:
+        """Return the epochs of a partition as a failover log; a seqno is an offset and one."""
+        return tuple(
+            Branch(
+                vbuuid_of(self.topic_id, partition, epoch.number, self.reading), Seqno(epoch.start)
+            )
+            for epoch in history.branches()
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class ReadPartition:
+    """How far a partition was read: `at` is the seqno of the last record, `reached` of what is
+    behind it and has none, if that was told; `epoch` and `vbuuid` are of the branch. Before the
+    offset `low` there is nothing."""
+
+    at: int
+    reached: int
+    epoch: int
+    vbuuid: Vbuuid
+    until: int | None
+    low: int
+    waits: list[bytes] = field(default_factory=list)
+    size: int = 0
+    is_at_end: bool = False
+
+    @property
+    def next_offset(self) -> int:
+        return max(self.at, self.low)
+
+
+class TopicReading:
+    """The partitions of a connection."""
+
+    def __init__(
+        self,
+        branches: TopicBranches,
+        histories: Callable[[Sequence[int]], Mapping[int, History]],
+        decode: Decoder,
+        unreadable: Callable[[Record, RecordError], None],
+        *,
+        until: Mapping[int, int],
+        is_compacted: bool,
+    ) -> None:
+        """`histories` returns those of partitions, and may wait; `unreadable` is told of each
+        record that is no document."""
+        self._branches = branches
+        self._histories = histories
+        self._decode = decode
+        self._unreadable = unreadable
+        self._until = until
+        self._is_compacted = is_compacted
+        self.partitions: dict[int, ReadPartition] = {}
+        """Those that go on."""
+        self.pending: dict[int, int] = {}
+        """Ends of snapshots to tell of: their seqnos."""
+        self._out: list[Frame] = []
+
+    # -- the beginning -----------------------------------------------------------------------
+
+    def refuse(self, p: int, seqno: int) -> None:
+        """Say that another projector has a partition."""
+        self._emit(frames.end(p, Seqno(seqno), Reason.MOVED))
+
+    def begin(self, p: int, history: History, start: tuple[int, int] | None) -> int | None:
+        """Begin a partition after a position (vbuuid, seqno), None: with the next record.
+
+        Returns the seqno; None: who has this position must roll back, and was told so.
+        """
+        log = self._branches.log(p, history)
+        if start is None:
+            seqno = history.stable
+        else:
+            vbuuid, seqno = start
+            to = rollback_seqno(log, Seqno(history.end), Vbuuid(vbuuid), Seqno(seqno))
+            if to is not None:
+                self._emit(frames.rollback(p, to if to >= history.low else Seqno(0)))
+                return None
+        self._begin(p, history, log, seqno)
+        return seqno
+
+    def _begin(self, p: int, history: History, log: FailoverLog, seqno: int) -> None:
+        """Begin one partition, or begin it again on another branch."""
+        until = self._until.get(p)
+        self._emit(frames.begin(p, log[0].vbuuid, Seqno(seqno), log))
+        self.partitions[p] = ReadPartition(
+            at=seqno,
+            reached=seqno,
+            epoch=history.epochs[0].number,
+            vbuuid=log[0].vbuuid,
+            until=until,
+            low=history.low,
+        )
+        if until is not None and seqno >= until:
+            self.end(p, Reason.DONE)
+        elif seqno >= history.stable:
+            self.pending[p] = seqno
+
+    # -- what is read ------------------------------------------------------------------------
+
+    def take(self, record: Record) -> None:
+        """Take one record."""
+        p = record.partition()
+        partition = self.partitions.get(p) if p is not None else None
+        if p is None or partition is None:
+            return
+        epoch, offset = record.leader_epoch(), record.offset()
+        assert offset is not None
+        if epoch is not None and epoch > partition.epoch:
+            self._go_on_under({p: epoch})
+            partition = self.partitions.get(p)
+            if partition is None:
+                return
+        self._add(partition, record, offset + 1)
+        partition.at = partition.reached = offset + 1
+        partition.is_at_end = False
+        if partition.size >= FRAME_BYTES:
+            self._emit_mutations(p, partition)
+
+    def _add(self, partition: ReadPartition, record: Record, seqno: int) -> None:
+        """Add the mutation that a record is; one that is no document is its deletion."""
+        key, value, decode = record.key(), record.value(), self._decode
+        try:
+            found = decode(_bytes(key), _bytes(value))
+            id, body = found if found is not None else (b"", None)
+        except RecordError as error:
+            self._unreadable(record, error)
+            id, body = error.id, None
+        except RegistryClosed:
+            raise
+        except Exception as error:
+            # Whatever a record does to who reads it: others follow.
+            text = f"{type(error).__name__}: {error}"
+            self._unreadable(record, RecordError("bad_record", text))
+            id, body = _id_in(key, decode), None
+        if id:
+            packed = frames.pack_mutation(Seqno(seqno), id, body)
+            partition.waits.append(packed)
+            partition.size += len(packed)
+
+    def reach_end(self, p: int | None, offset: int | None) -> None:
+        """Hear that there is nothing to read from this offset on, for now."""
+        if p is not None and (partition := self.partitions.get(p)) is not None:
+            partition.is_at_end = True
+            partition.reached = max(partition.reached, offset or 0)
+
+    def note_log_end(self, p: int, end: int) -> None:
+        """Note up to where there is something to read, as of when Kafka was last asked.
+
+        While something is written all the time, nothing else says that the end was reached.
+        """
+        partition = self.partitions[p]
+        if partition.waits and not partition.is_at_end:
+            partition.is_at_end = end == partition.at
+
+    # -- other branches ----------------------------------------------------------------------
+
+    def note_leaders(self, newest: Mapping[int, int]) -> None:
+        """Go over to the branches of new leaders also where nothing is written.
+
+        `newest` are the last epochs of partitions. Kafka forgets an epoch without records in the
+        end, and whoever was on it would begin anew.
+        """
+        there = newest.keys() & self.partitions.keys()
+        led = {p: newest[p] for p in sorted(there) if newest[p] > self.partitions[p].epoch}
+        self._go_on_under(led)
+        for p in there - led.keys():
+            partition = self.partitions[p]
+            if partition.reached > partition.at and not partition.waits:
+                # What ends transactions, and what was aborted, is no record: it is passed.
+                partition.at = self.pending[p] = partition.reached
+
+    def _go_on_under(self, led: Mapping[int, int]) -> None:
+        """Other leaders have begun these epochs: go on under their branches, where they have all
+        that was read."""
+        if led:
+            found = self._histories(sorted(led))
+            for p, epoch in led.items():
+                self._go_over(p, epoch, found[p].up_to(epoch))
+
+    def _go_over(self, p: int, epoch: int, history: History) -> None:
+        partition = self.partitions[p]
+        log = self._branches.log(p, history)
+        at, end = Seqno(partition.at), Seqno(history.end)
+        has_changed = not history.epochs or history.epochs[0].number != epoch
+        if has_changed or rollback_seqno(log, end, partition.vbuuid, at) is not None:
+            self.end(p, Reason.CRASHED)
+            return
+        self._emit_mutations(p, partition)
+        is_end = self.pending.pop(p, None) is not None
+        if is_end or not self._is_compacted:
+            # Nothing is held back then: what was read so far goes over as it is.
+            self._emit(frames.sync([(p, partition.at)]))
+        self._emit(frames.end(p, Seqno(partition.at), Reason.MOVED))
+        self._begin(p, history, log, partition.at)
+        if (again := self.partitions.get(p)) is not None:
+            again.reached = max(again.reached, partition.reached)
+
+    # -- what is told ------------------------------------------------------------------------
+
+    def end_portion(self, p: int) -> None:
+        """Send what there is of a partition; note the end of a snapshot where this is one."""
+        partition = self.partitions[p]
+        had_any = bool(partition.waits)
+        self._emit_mutations(p, partition)
+        is_end = partition.is_at_end or (had_any and not self._is_compacted)
+        if not is_end:
+            return
+        partition.is_at_end = False
+        self.pending[p] = partition.at
+        if partition.until is not None and partition.reached >= partition.until:
+            partition.at = max(partition.at, partition.until)
+            self.end(p, Reason.DONE)
+
+    def end(self, p: int, reason: Reason) -> None:
+        """End a partition, after all that was read of it."""
+        partition = self.partitions[p]
+        self._emit_mutations(p, partition)
+        if self.pending.pop(p, None) is not None and reason != Reason.DONE:
+            self._emit(frames.sync([(p, partition.at)]))
+        del self.partitions[p]
+        self._emit(frames.end(p, Seqno(partition.at), reason))
+
+    def sync(self) -> None:
+        """Tell at which ends of snapshots the partitions are."""
+        pending, self.pending = self.pending, {}
+        self._emit(frames.sync(pending.items()))
+
+    def frames(self) -> list[Frame]:
+        """Return the frames since it was asked last."""
+        out, self._out = self._out, []
+        return out
+
+    def _emit_mutations(self, p: int, partition: ReadPartition) -> None:
+        if partition.waits:
+            # A snapshot's end that was not told of yet is none any more.
+            self.pending.pop(p, None)
+            head = frames.mutations_head(p, partition.size)
+            self._out.append((Kind.MUTATIONS, head[HEAD_SIZE:] + b"".join(partition.waits)))
+            partition.waits, partition.size = [], 0
+
+    def _emit(self, frame: bytes) -> None:
+        self._out.append((frame[HEAD_SIZE - 1], frame[HEAD_SIZE:]))
+
+
+def _id_in(key: str | bytes | None, decode: Decoder) -> bytes:
+    """Return the id that a key says, empty if it says none."""
+    with suppress(Exception):
+        found = decode(_bytes(key), None)
+        return found.id if found is not None else b""
+    return b""
+
+
+def _bytes(text: str | bytes | None) -> bytes | None:
+    return text.encode() if isinstance(text, str) else text
