@@ -434,7 +434,7 @@ class Projector:
             self.options.projector,
             STREAM_PARTITIONS,
             wall_ms,
-            repeats=self.planner.is_of_topic(run.bucket),
+            is_topic=self.planner.is_of_topic(run.bucket),
             garbage=self._garbage_of(run.bucket),
         )
         source = self._source_of(run.bucket)

@@ -177,10 +177,11 @@ class Router:
         partitions: int,
         wall_ms: Callable[[], int],
         record_bytes_max: int = RECORD_BYTES_MAX,
-        repeats: bool = False,
+        is_topic: bool = False,
         garbage: Callable[[int, int, bytes], None] | None = None,
     ) -> None:
-        """`repeats`: its source may send older mutations of a document, too, before the last one.
+        """`is_topic`: its source may send older mutations of a document, too, before the last one,
+        and forget branches.
 
         `garbage` is told of each document that is no JSON: vbucket, seqno and text. Without it the
         source has JSON only, and of its documents no more is read than the indexes refer to.
@@ -192,8 +193,9 @@ class Router:
         self.errors: Counter[int] = Counter()
         self.documents = 0
         self.sent_bytes = 0
-        self._says_absent = run.kind != BACKFILL or repeats
+        self._says_absent = run.kind != BACKFILL or is_topic
         """A backfill does not say where a document is not, unless an older one came before."""
+        self._forgets = is_topic
         self._garbage = garbage
         self._read: Reader = orjson.loads
         self._sink = sink
@@ -295,7 +297,7 @@ class Router:
         run.vbuuids[vbucket], run.positions[vbucket] = vbuuid, seqno
         run.ended.pop(vbucket, None)
         log = tuple(FailoverBranch(*b) for b in BRANCH.iter_unpack(body[BEGIN_HEAD.size :]))
-        run.histories[vbucket] = history(vbucket, log)
+        run.histories[vbucket] = history(vbucket, log, forgets=self._forgets)
         self._synced.pop(vbucket, None)  # It may have begun within a snapshot of the source.
         self._tell_of(
             vbucket, StreamBegin, vbuuid=vbuuid, seqno=seqno, kind=run.kind, number=run.number

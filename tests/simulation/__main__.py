@@ -4,7 +4,8 @@ It tells how fast that went, which faults struck, and which pairs of step and fa
 seed that fails is run once more with a trace, which is printed with the one command that repeats
 it. From 400 seeds on all pairs must meet: worlds are made for those that did not. With `--plane`
 the worlds are those in which documents are indexed, with `--losses` those in which the store loses
-some, too, and with `--moves` those in which slices move between indexers.
+some, too, with `--moves` those in which slices move between indexers, and with `--topics` those in
+which documents are the records of topics.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tests.simulation.kernel.coverage import Coverage
 from tests.simulation.kernel.runs import run
 from tests.simulation.plane.losing import LosingWorld
 from tests.simulation.plane.moving import MovingWorld
+from tests.simulation.plane.reading_topics import TopicWorld
 from tests.simulation.plane.world import PlaneWorld
 from tests.simulation.requirements import (
     ENOUGH_FOR_PAIRS,
@@ -80,11 +82,15 @@ def main() -> int:
     parser.add_argument(
         "--moves", action="store_true", help="such worlds, in which slices move between indexers"
     )
+    parser.add_argument(
+        "--topics", action="store_true", help="such worlds, in which topics are read, and no store"
+    )
     options = parser.parse_args()
-    with_data = options.plane or options.losses or options.moves
+    with_data = options.plane or options.losses or options.moves or options.topics
     make: type[World | PlaneWorld] = PlaneWorld if options.plane else World
     make = LosingWorld if options.losses else make
     make = MovingWorld if options.moves else make
+    make = TopicWorld if options.topics else make
     seeds = range(options.first, options.first + options.seeds)
     if options.trace:
         for seed in seeds:

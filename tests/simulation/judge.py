@@ -11,6 +11,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 from coordinator.core.consensus import effects as fx
+from coordinator.core.consensus.election import OPENINGS_FAILED_MAX
 from coordinator.core.consensus.inputs import Input, Restored, Started, SyncRead
 from coordinator.core.model.commands import Transact
 from coordinator.core.model.entities import BACKFILL, DROPPING, Consumed, Index, Stream
@@ -616,6 +617,8 @@ class Judge:
         assert node is not None
         flipped = machine.flipped and effect.code == "digest_mismatch"
         stalled = bool(machine.dead_reader) and effect.code.endswith("_stalled")
+        is_unanswered = machine.calls_lost >= OPENINGS_FAILED_MAX
+        stalled |= is_unanswered and effect.code == "producer_stalled"
         require(
             flipped or stalled or effect.code in self.world.alarms_expected,
             "no-alarm",

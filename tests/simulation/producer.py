@@ -208,6 +208,7 @@ class ProducerThread:
 
         def back(result: Any) -> None:
             if machine.deaf or machine.loses(faults.answer_lost):
+                machine.calls_lost += 1
                 if clock.hit(0.5):
                     clock.at(clock.delay(), fail, "disconnected")
                 return
@@ -222,6 +223,7 @@ class ProducerThread:
 
         def there() -> None:
             if machine.mute:
+                machine.calls_lost += 1
                 return
             self.broker.when_complete(perform)
 
@@ -233,6 +235,7 @@ class ProducerThread:
 
         faults = machine.world.faults
         lost_there = machine.mute or machine.loses(faults.call_lost)
+        machine.calls_lost += lost_there
         if not lost_there:
             self.under_way(there)
         clock.at(PATIENCE_MS, fail, "the broker does not answer")

@@ -31,7 +31,8 @@ Every other item is a head, the id of a document, and a payload:
     SYNCS    what a SYNC says, of several vbuckets; in the payload, of each, vbucket (2 bytes) and
              seqno (8). It is read as a SYNC of each
     HISTORY  right before a BEGIN or ATTACH: which branches the vbucket has had, the newest first
-             (vbuuid and first seqno, 8 bytes each); left out while there was one only
+             (vbuuid and first seqno, 8 bytes each); left out while there was one only, unless its
+             source forgets branches
 
 All items of a record are of one connection, in the order of its stream. Those of one seqno may be
 too many for one record; then all but the last record of them say so (`KeyVersions.continued`).
@@ -189,9 +190,13 @@ def begun(item: Item) -> tuple[Vbuuid, tuple[int, ...]]:
     return vbuuid, tuple(p for (p,) in PLACE.iter_unpack(item.payload[VBUUID.size :]))
 
 
-def history(vbucket: int, log: Sequence[FailoverBranch]) -> bytes:
-    """Return the packed HISTORY of a vbucket's failover log, nothing if that has one branch."""
-    if len(log) < 2:
+def history(vbucket: int, log: Sequence[FailoverBranch], *, forgets: bool = False) -> bytes:
+    """Return the packed HISTORY of a vbucket's failover log.
+
+    That is nothing if it has one branch, unless its source `forgets` older ones: then it says that
+    whoever is on another branch has nothing of this one.
+    """
+    if not log or (len(log) == 1 and not forgets):
         return b""
     branches = b"".join(BRANCH.pack(branch.vbuuid, branch.seqno) for branch in log)
     return pack(Item(HISTORY, vbucket, Seqno(0), payload=branches))

@@ -38,6 +38,7 @@ from tests.simulation.kernel.violation import require
 from tests.simulation.plane.mutations import PARTITIONS, Producer
 from tests.simulation.plane.shell import Shell
 from tests.simulation.plane.store import Connection
+from tests.simulation.plane.topics import TopicConnection
 from tests.simulation.voices import ProjectorVoice
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Line:
     """A connection that runs."""
 
     run: Run
-    stream: Connection
+    stream: Connection | TopicConnection
     router: Router
 
 
@@ -184,8 +185,9 @@ class ProjectorProcess:
         router = Router(
             *(run, self._routes_of(run), self.producer, self.number, PARTITIONS),
             *(world.wall_ms, world.record_bytes_max),
+            is_topic=world.store.is_topic,
         )
-        stream = Connection(world.store, run, self.number, self._turn_soon)
+        stream = world.store.open(run, self.number, self._turn_soon)
         self.lines.append(Line(run, stream, router))
         self.lines.sort(key=lambda line: PRIORITY[line.run.kind])
 

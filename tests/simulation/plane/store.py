@@ -76,6 +76,8 @@ class Vbucket:
 class Store(Actor):
     """All buckets, and those who listen."""
 
+    is_topic = False
+
     def __init__(self, world: PlaneWorld, buckets: tuple[str, ...], vbuckets: int) -> None:
         self.world = world
         self.connections: list[Connection] = []
@@ -86,6 +88,9 @@ class Store(Actor):
         }
         self.dropping = 0.0
         """How likely a BEGIN, END or SYNC gets lost."""
+
+    def open(self, run: Run, node: int, woken: Callable[[], None]) -> Connection:
+        return Connection(self, run, node, woken)
 
     def heal(self) -> None:
         self.dropping = 0.0

@@ -6,6 +6,7 @@ that it is a new master now and then.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -38,6 +39,8 @@ class PlaneWorld(Cluster):
 
     option = "--plane "
     table = TABLE
+    actions = ACTIONS
+    make_store: Callable[..., Any] = Store
     indexers: list[Indexer]
     projectors: list[Projector]
 
@@ -55,7 +58,7 @@ class PlaneWorld(Cluster):
         self.power_on()
         self._populate()
         self.disturb()
-        names = self.chosen(ACTIONS, LIKELY)
+        names = self.chosen(self.actions, LIKELY)
         self.plan([*names, STORE_LOSES] if store_loses else names, (0, 2, 4, 8, 16))
         self.clock.at(FAULTS_UNTIL_MS, self.heal)
 
@@ -63,7 +66,7 @@ class PlaneWorld(Cluster):
         chance = self.clock.chance
         self.buckets = chance.choice((("b0",), ("b0", "b1")))
         self.mutations = [Partition() for _ in range(PARTITIONS)]
-        self.store = self.join(Store(self, self.buckets, VBUCKETS))
+        self.store = self.join(self.make_store(self, self.buckets, VBUCKETS))
         self.witness = self.join(Witness(self))
         self.indexers = [Indexer(self, number) for number in range(INDEXERS)]
         self.projectors = [

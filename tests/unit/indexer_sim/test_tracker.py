@@ -471,6 +471,17 @@ def test_where_a_catch_up_has_ended_and_nothing_came_since_a_snapshot_can_be_mad
     assert [end for end in indexer.tracker.boundaries[0] if end] == ends
 
 
+def test_a_catch_up_on_the_only_branch_that_is_not_forgotten_is_a_branch() -> None:
+    """How the owner began is lost, and nobody knows any more of the branch that is held."""
+    indexer = built()
+    indexer.tracker.lose([0])
+    indexer.apply(maintenance(upsert(6, b"x", b"k6")))
+    assert conditions(indexer) == [GAP]
+    [told] = unpack(history(0, (FailoverBranch(NEWER, 0),), forgets=True))
+    indexer.apply(catchup(told, begin(0, 0, NEWER, [0]), Item(END, 0, 6), number=1))
+    assert indexer.tracker.branched() == [0]
+
+
 def test_a_late_catch_up_on_the_older_branch_is_of_no_use_and_does_no_harm() -> None:
     indexer = built()
     indexer.apply(maintenance(upsert(3, b"x", b"k3")))

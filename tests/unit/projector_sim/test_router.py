@@ -241,7 +241,7 @@ def test_a_backfill_says_nothing_of_what_is_absent() -> None:
 
 def test_a_backfill_of_a_log_says_what_became_of_an_older_document() -> None:
     """A source that sends older mutations first: the last one may have no key any more."""
-    here = Given(ONE, kind="backfill", options={"repeats": True})
+    here = Given(ONE, kind="backfill", options={"is_topic": True})
     here.begin(6)
     here.mutate(6, (1, "d", {"a": "x", "b": 4}), (2, "d", {}), (3, "e", None))
     assert [(i.kind, i.seqno) for i in here.items(1, UPSERT, ABSENT)] == [
@@ -336,7 +336,7 @@ def test_indexes_of_which_a_vbucket_is_not_sent_have_no_items_of_it() -> None:
 
 def test_of_what_only_some_indexes_are_sent_the_others_are_not_told_that_it_is_absent() -> None:
     """A backfill of a log tells what is absent, but not to an index that has the vbucket."""
-    here = Given(ONE, TWO, kind="backfill", shares={2: frozenset({2})}, options={"repeats": True})
+    here = Given(ONE, TWO, kind="backfill", shares={2: frozenset({2})}, options={"is_topic": True})
     here.begin(1, 2)
     for vbucket in (1, 2):
         here.mutate(vbucket, (1, "d", {"a": 1, "b": 2}), (2, "e", None))
@@ -595,6 +595,14 @@ def test_the_history_of_a_vbucket_that_has_branched_comes_right_before_its_begin
     items = [(i.kind, i.vbucket) for i in here.items(1)]
     assert items == [(HISTORY, 6), (BEGIN, 6), (BEGIN, 2)]
     assert branches(here.items(1, HISTORY)[0]) == tuple(FailoverBranch(*branch) for branch in log)
+
+
+def test_the_history_of_a_partition_is_told_although_it_has_one_branch() -> None:
+    """Kafka may have forgotten others: whoever is on one of them has to know."""
+    here = Given(ONE, options={"is_topic": True})
+    here.begin(2)
+    assert [i.kind for i in here.items(1)] == [HISTORY, BEGIN]
+    assert branches(here.items(1, HISTORY)[0]) == (FailoverBranch(BRANCH, 0),)
 
 
 def test_the_history_of_a_vbucket_comes_right_before_an_attach() -> None:

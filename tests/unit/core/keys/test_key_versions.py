@@ -194,14 +194,15 @@ def test_a_begin_without_a_branch_is_refused() -> None:
         begun(Item(BEGIN, 0, 0))
 
 
-@given(U16, st.lists(st.tuples(U64, U64), max_size=25))
+@given(U16, st.lists(st.tuples(U64, U64), max_size=25), st.booleans())
 def test_a_history_says_all_branches_unless_there_was_one_only(
-    vbucket: int, pairs: list[tuple[int, int]]
+    vbucket: int, pairs: list[tuple[int, int]], forgets: bool
 ) -> None:
+    """Where older ones are forgotten, nobody knows whether there was."""
     log = tuple(FailoverBranch(*pair) for pair in pairs)
-    items = list(unpack(history(vbucket, log)))
+    items = list(unpack(history(vbucket, log, forgets=forgets)))
     assert [(i.kind, i.vbucket, branches(i)) for i in items] == (
-        [(HISTORY, vbucket, log)] if len(log) > 1 else []
+        [(HISTORY, vbucket, log)] if len(log) > (not forgets) else []
     )
 
 
