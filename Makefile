@@ -52,7 +52,7 @@ test: export SIMULATION_SEEDS ?= 100
 quick: $(STAMP) ## Without a broker: lint, types, import rules, unit tests, simulator
 	@echo "lint, format, types, imports, unit tests, simulator"
 	@set +e; out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
-	export SIMULATION_SEEDS=$${SIMULATION_SEEDS:-60}; \
+	export SIMULATION_SEEDS=$${SIMULATION_SEEDS:-80}; \
 	export HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick}; \
 	$(BIN)/mypy > "$$out/mypy" 2>&1 & types=$$!; \
 	$(if $(LATER),true,$(BIN)/pytest -q -n 2 --dist loadfile -p no:cacheprovider -m worlds \

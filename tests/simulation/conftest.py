@@ -20,7 +20,7 @@ os.environ["SIMULATION_BASE"] = str(BASE)
 ENOUGH_FOR_EACH = 100
 """From so many seeds on a run is held to every fault and every step."""
 
-BATCH = 10
+BATCH = 5
 QUICK_SHARE, THOROUGH_SHARE = 0.05, 0.4
 SHARE = QUICK_SHARE if PROFILE == "quick" else THOROUGH_SHARE
 PLANE_SEEDS = max(BATCH, int(int(os.environ.get("SIMULATION_SEEDS", "200")) * SHARE))
