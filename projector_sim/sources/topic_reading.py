@@ -21,7 +21,7 @@ from typing import Protocol
 from coordinator.core.model.topic_logs import History, vbuuid_of
 from coordinator.core.model.types import Seqno, Vbuuid
 from projector_sim.protocol import frames
-from projector_sim.protocol.failover import Branch, FailoverLog, rollback_seqno
+from projector_sim.protocol.failover import Branch, FailoverLog, rollback_seqno, shared_seqno
 from projector_sim.protocol.frames import Kind, Reason
 from projector_sim.protocol.source import Frame
 from projector_sim.sources.topic_records import Decoder, RecordError, RegistryClosed
@@ -243,7 +243,8 @@ class TopicReading:
         self._emit(frames.end(p, Seqno(partition.at), Reason.MOVED))
         self._begin(p, history, log, partition.at)
         if (again := self.partitions.get(p)) is not None:
-            again.reached = max(again.reached, partition.reached)
+            shared = shared_seqno(log, end, partition.vbuuid) or 0
+            again.reached = max(again.reached, min(partition.reached, shared))
 
     # -- what is told ------------------------------------------------------------------------
 

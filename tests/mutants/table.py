@@ -4956,8 +4956,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what-was-passed-is-forgotten-under-the-next-leader",
         TOPIC_READING,
-        "            again.reached = max(again.reached, partition.reached)\n",
+        "            again.reached = max(again.reached, min(partition.reached, shared))\n",
         "            pass\n",
+        "tests/unit/projector_sim/test_topic_reading.py",
+    ),
+    Mutant(
+        "what-was-passed-and-is-lost-is-passed-under-the-next-leader",
+        TOPIC_READING,
+        "max(again.reached, min(partition.reached, shared))",
+        "max(again.reached, partition.reached)",
         "tests/unit/projector_sim/test_topic_reading.py",
     ),
     Mutant(

@@ -31,6 +31,9 @@ GARBAGE = b"!"
 ENDED_MS = (5, 60, 700)
 """So long after its first record a transaction ends."""
 
+NOTICED_MS = (1, 200, 1_500)
+"""So long after a partition was dealt to another projector the first one reads it, too."""
+
 CLEANED = 0.1
 """So likely the cleaner goes over a part of a log when something is written to it."""
 
@@ -50,6 +53,8 @@ class TopicLog:
     """Seqnos of records that are no documents: they delete theirs."""
     open: set[int] = field(default_factory=set)
     """Seqnos of the transaction that has not ended."""
+    also_read_by: set[int] = field(default_factory=set)
+    """Projectors that do not know yet that it is dealt to another one."""
     superseded: dict[int, int] = field(default_factory=dict)
     """Seqnos that the cleaner has taken away, and of what replaces each."""
 
@@ -208,10 +213,17 @@ class TopicStore(Actor):
         """Deal a partition out to another projector."""
         log = self.buckets[bucket][number]
         if log.owner != node:
+            later_ms = self.world.clock.chance.choice(NOTICED_MS)
+            self.world.clock.at(later_ms, self._tell_moved, bucket, log, log.owner)
+            log.also_read_by = {log.owner}
             log.owner = node
             self.world.trace(f"topic: {bucket}/{number} is dealt to {node}")
             self._wake(bucket)
             self.world.owners_changed()
+
+    def _tell_moved(self, bucket: str, log: TopicLog, node: int) -> None:
+        log.also_read_by.discard(node)
+        self._wake(bucket)
 
     def crash(self, bucket: str, number: int, lost: int) -> None:
         """Elect a leader that is without the last records, perhaps with all of them."""
@@ -298,7 +310,8 @@ class TopicConnection:
 
     def _is_owned(self, number: int) -> bool:
         topic = self.store.buckets[self.run.bucket]
-        return topic is self._topic and topic[number].owner == self.node
+        log = topic[number]
+        return topic is self._topic and (log.owner == self.node or self.node in log.also_read_by)
 
     def _pump(self) -> None:
         """Read a little of some partition."""

@@ -117,6 +117,20 @@ def test_another_leader_goes_on_at_the_end_of_what_was_passed() -> None:
     assert here.said() == [Sync(((0, 3),))]
 
 
+def test_another_leader_without_what_was_passed_goes_on_before_it() -> None:
+    """The end of the transaction is lost; what is written next has its offset."""
+    here = Reading(log((0, 0), end=3))
+    here.take(Written(0), Written(1))
+    here.reading.reach_end(0, 3)
+    here.now = log((1, 2), (0, 0), end=2)
+    here.reading.note_leaders({0: 1})
+    here.reading.note_leaders({0: 1})
+    assert here.reading.partitions[0].at == 2
+    here.take(Written(2, epoch=1))
+    here.reading.end_portion(0)
+    assert [one.seqno for one in here.said() if isinstance(one, Mutated)] == [1, 2, 3]
+
+
 def test_another_leader_without_what_was_read_ends_a_stream() -> None:
     here = Reading(log((0, 0), end=3))
     here.take(Written(0), Written(1), Written(2))
