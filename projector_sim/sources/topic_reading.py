@@ -4,9 +4,15 @@ A partition is a vbucket, and the seqno of a record its offset and one. A branch
 where a record has a newer one, the vbucket goes on under a new branch, and END and BEGIN say so. A
 partition that has lost what was read of it ends: whoever asks for it again is told to roll back.
 
+What the client has fetched may be of a leader that is none any more. So where a partition goes over
+to another branch the client begins anew, and nothing of it is taken before; and a record of an
+older epoch counts only up to where that has ended.
+
 Where Kafka removes older records of a key, a record that is not there may have been replaced by one
 that is still to come. So snapshots end only where all records have been read that there are; where
-nothing is removed, after each portion.
+nothing is removed, after each portion. All had been read, too, if the next record lies at or above
+what was the end of the log: there was nothing between but ends of transactions, and what they have
+aborted.
 
 Pure: `TopicStream` brings the records, and asks Kafka what has to be asked.
 """
@@ -18,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from coordinator.core.model.topic_logs import History, vbuuid_of
+from coordinator.core.model.topic_logs import Epoch, History, vbuuid_of
 from coordinator.core.model.types import Seqno, Vbuuid
 from projector_sim.protocol import frames
 from projector_sim.protocol.failover import Branch, FailoverLog, rollback_seqno, shared_seqno
@@ -27,6 +33,7 @@ from projector_sim.protocol.source import Frame
 from projector_sim.sources.topic_records import Decoder, RecordError, RegistryClosed
 
 FRAME_BYTES = 256 * 1024
+ENDLESS = 2**63
 HEAD_SIZE = frames.HEAD.size
 
 
@@ -60,8 +67,12 @@ class TopicBranches:
 @dataclass(slots=True, kw_only=True)
 class ReadPartition:
     """How far a partition was read: `at` is the seqno of the last record, `reached` of what is
-    behind it and has none, if that was told; `epoch` and `vbuuid` are of the branch. Before the
-    offset `low` there is nothing."""
+    behind it and has none, if that was told; `epoch` and `vbuuid` are of the branch, `epochs` all
+    of its log. Before the offset `low` there is nothing. `log_end` was the end of the log when all
+    up to `at` had been fetched, if it is beyond that.
+
+    Records of `read_epoch` are there before the offset `read_end`.
+    """
 
     at: int
     reached: int
@@ -69,6 +80,10 @@ class ReadPartition:
     vbuuid: Vbuuid
     until: int | None
     low: int
+    epochs: tuple[Epoch, ...]
+    read_epoch: int = -1
+    read_end: int = 0
+    log_end: int = 0
     waits: list[bytes] = field(default_factory=list)
     size: int = 0
     is_at_end: bool = False
@@ -76,6 +91,11 @@ class ReadPartition:
     @property
     def next_offset(self) -> int:
         return max(self.at, self.low)
+
+    def read_on_in(self, epoch: int) -> None:
+        """Records of this epoch follow."""
+        later = [one.start for one in self.epochs if one.number > epoch]
+        self.read_epoch, self.read_end = epoch, min(later, default=ENDLESS)
 
 
 class TopicReading:
@@ -103,6 +123,10 @@ class TopicReading:
         """Those that go on."""
         self.pending: dict[int, int] = {}
         """Ends of snapshots to tell of: their seqnos."""
+        self.gone_over: set[int] = set()
+        """Partitions that are on another branch: what was fetched of them may be of the old one."""
+        self._due: set[int] = set()
+        """Partitions of which it is time to tell the end of a snapshot."""
         self._out: list[Frame] = []
 
     # -- the beginning -----------------------------------------------------------------------
@@ -139,6 +163,7 @@ class TopicReading:
             vbuuid=log[0].vbuuid,
             until=until,
             low=history.low,
+            epochs=history.epochs,
         )
         if until is not None and seqno >= until:
             self.end(p, Reason.DONE)
@@ -151,14 +176,22 @@ class TopicReading:
         """Take one record."""
         p = record.partition()
         partition = self.partitions.get(p) if p is not None else None
-        if p is None or partition is None:
+        if p is None or partition is None or p in self.gone_over:
             return
         epoch, offset = record.leader_epoch(), record.offset()
         assert offset is not None
-        if epoch is not None and epoch > partition.epoch:
-            self._go_on_under({p: epoch})
-            partition = self.partitions.get(p)
-            if partition is None:
+        if epoch is not None:
+            if epoch > partition.epoch:
+                self._go_on_under({p: epoch})  # If it does, the record comes again.
+                return
+            if epoch != partition.read_epoch:
+                partition.read_on_in(epoch)
+            if offset >= partition.read_end:
+                self.end(p, Reason.CRASHED)
+                return
+        if 0 < partition.log_end <= offset:
+            self._pass_log_end(p, partition)
+            if p not in self.partitions:
                 return
         self._add(partition, record, offset + 1)
         partition.at = partition.reached = offset + 1
@@ -189,18 +222,31 @@ class TopicReading:
 
     def reach_end(self, p: int | None, offset: int | None) -> None:
         """Hear that there is nothing to read from this offset on, for now."""
-        if p is not None and (partition := self.partitions.get(p)) is not None:
+        partition = self.partitions.get(p) if p is not None else None
+        if partition is not None and p not in self.gone_over:
             partition.is_at_end = True
             partition.reached = max(partition.reached, offset or 0)
 
     def note_log_end(self, p: int, end: int) -> None:
-        """Note up to where there is something to read, as of when Kafka was last asked.
+        """Note where the log ended when something of it was fetched last.
 
         While something is written all the time, nothing else says that the end was reached.
         """
         partition = self.partitions[p]
         if partition.waits and not partition.is_at_end:
             partition.is_at_end = end == partition.at
+        partition.log_end = end if end > partition.at else 0
+
+    def _pass_log_end(self, p: int, partition: ReadPartition) -> None:
+        """All that there was had been read: what follows was written later."""
+        partition.reached = max(partition.reached, partition.log_end)
+        partition.log_end = 0
+        is_over = self._end_if_asked(p, partition)
+        if not is_over and self._is_compacted and p in self._due:
+            self._due.remove(p)
+            self._emit_mutations(p, partition)
+            self.pending.pop(p, None)
+            self._emit(frames.sync([(p, partition.at)]))
 
     # -- other branches ----------------------------------------------------------------------
 
@@ -242,9 +288,14 @@ class TopicReading:
             self._emit(frames.sync([(p, partition.at)]))
         self._emit(frames.end(p, Seqno(partition.at), Reason.MOVED))
         self._begin(p, history, log, partition.at)
+        self.gone_over.add(p)
         if (again := self.partitions.get(p)) is not None:
             shared = shared_seqno(log, end, partition.vbuuid) or 0
             again.reached = max(again.reached, min(partition.reached, shared))
+
+    def begin_anew(self, p: int) -> None:
+        """Nothing that was fetched before comes any more: the client is at `next_offset`."""
+        self.gone_over.discard(p)
 
     # -- what is told ------------------------------------------------------------------------
 
@@ -258,9 +309,17 @@ class TopicReading:
             return
         partition.is_at_end = False
         self.pending[p] = partition.at
-        if partition.until is not None and partition.reached >= partition.until:
-            partition.at = max(partition.at, partition.until)
-            self.end(p, Reason.DONE)
+        self._end_if_asked(p, partition)
+
+    def _end_if_asked(self, p: int, partition: ReadPartition) -> bool:
+        """End a partition if all was read up to where it was to end; tell whether it is over."""
+        until = partition.until
+        if until is None or partition.reached < until:
+            return False
+        self._emit_mutations(p, partition)
+        partition.at = max(partition.at, until)
+        self.end(p, Reason.DONE)
+        return True
 
     def end(self, p: int, reason: Reason) -> None:
         """End a partition, after all that was read of it."""
@@ -272,9 +331,11 @@ class TopicReading:
         self._emit(frames.end(p, Seqno(partition.at), reason))
 
     def sync(self) -> None:
-        """Tell at which ends of snapshots the partitions are."""
+        """Tell at which ends of snapshots the partitions are; of others, when they get to one."""
         pending, self.pending = self.pending, {}
-        self._emit(frames.sync(pending.items()))
+        self._due = self.partitions.keys() - pending.keys()
+        if pending:
+            self._emit(frames.sync(pending.items()))
 
     def frames(self) -> list[Frame]:
         """Return the frames since it was asked last."""

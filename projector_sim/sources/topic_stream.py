@@ -170,7 +170,7 @@ class TopicStream(QueuedStream):
             for p in reading.partitions.keys() - self._owned():
                 reading.end(p, Reason.MOVED)
             self._look_for_leaders(reading)
-            if reading.pending and time.monotonic() >= self._synced_s + self._sync_s:
+            if time.monotonic() >= self._synced_s + self._sync_s:
                 self._synced_s = time.monotonic()
                 reading.sync()
             over = read - reading.partitions.keys()
@@ -180,6 +180,7 @@ class TopicStream(QueuedStream):
                 reader.incremental_unassign(ended)
                 stall_detector.unassigned(ended)
                 read -= over
+            self._begin_anew(reading, reader)
             if not self._flush(reading):
                 return False
             try:
@@ -188,6 +189,16 @@ class TopicStream(QueuedStream):
                 return True
         self.reason = self.reason or "all that was asked for was sent"
         return False
+
+    def _begin_anew(self, reading: TopicReading, reader: Consumer) -> None:
+        """Have the client drop what it has fetched of partitions that have gone over to another
+        branch, and read them from where they are."""
+        topic, partitions = self._place.facts.topic, reading.partitions
+        for p in tuple(reading.gone_over):
+            if p in partitions:
+                reader.incremental_unassign([TopicPartition(topic, p)])
+                reader.incremental_assign([TopicPartition(topic, p, partitions[p].next_offset)])
+            reading.begin_anew(p)
 
     def _note_log_end(self, reading: TopicReading, reader: Consumer, p: int) -> None:
         """Tell up to where the client knows that there is something."""
@@ -210,7 +221,8 @@ class TopicStream(QueuedStream):
         else:
             self._hear(reading, error, message.partition(), message.offset())
         is_place = error is None or error.code() == PARTITION_END
-        return is_place and message.partition() in reading.partitions
+        p = message.partition()
+        return is_place and p in reading.partitions and p not in reading.gone_over
 
     def _hear(
         self, reading: TopicReading, error: KafkaError, p: int | None, offset: int | None

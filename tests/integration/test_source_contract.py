@@ -79,6 +79,9 @@ class Bench:
     def write(self, bucket: str, changes: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
+    def change_writer(self, *, in_transactions: bool) -> None:
+        """Write in a transaction each time, where there are transactions."""
+
     def close(self) -> None:
         self.stopping.set()
         self.source.close()
@@ -113,7 +116,7 @@ class TopicBench(Bench):
     def __init__(self, servers: str) -> None:
         super().__init__()
         self.settings = {"bootstrap.servers": servers, "log_level": 2}
-        self.producer = Producer({**self.settings, "enable.idempotence": True})
+        self.change_writer(in_transactions=False)
         self.buckets: dict[str, Bucket] = {}
         self.letters: list[Any] = []
         cluster = f"c{secrets.token_hex(4)}"
@@ -133,10 +136,23 @@ class TopicBench(Bench):
         self.topics.follow(self.buckets)
         self.owned(bucket)
 
+    def change_writer(self, *, in_transactions: bool) -> None:
+        settings = {"enable.idempotence": True, "linger.ms": 0}
+        self.in_transactions = in_transactions
+        if in_transactions:
+            self.producer = Producer({**self.settings, **settings, "transactional.id": self.prefix})
+            self.producer.init_transactions(30)
+        else:
+            self.producer = Producer({**self.settings, **settings})
+
     def write(self, bucket: str, changes: Mapping[str, Any]) -> None:
+        if self.in_transactions:
+            self.producer.begin_transaction()
         for name, document in changes.items():
             text = None if document is None else json.dumps(document)
             self.producer.produce(self.buckets[bucket].topic, text, name)
+        if self.in_transactions:
+            self.producer.commit_transaction(30)
         assert self.producer.flush(30) == 0
 
     def close(self) -> None:
@@ -407,30 +423,37 @@ def test_a_stream_does_not_end_before_it_has_come_to_what_was_asked(
     assert all(one.seqno >= until[v] for v, one in reading.ended.items())
 
 
+@pytest.mark.parametrize("in_transactions", [False, True])
 def test_snapshots_end_also_where_something_is_written_all_the_time(
-    bench: Bench, bucket: str, opened: Callable[..., Reading]
+    bench: Bench, bucket: str, opened: Callable[..., Reading], *, in_transactions: bool
 ) -> None:
+    """The ends of transactions take offsets, so that the last record is never at the log's end."""
     bench.write(bucket, {f"d{n}": {"n": n} for n in range(40)})
     newest = opened(bucket)
     newest.has_begun()
     until = {v: int(one.seqno) for v, one in newest.begun.items()}
     over = threading.Event()
+    written: list[int] = []
 
     def load() -> None:
+        bench.change_writer(in_transactions=in_transactions)
         for number in itertools.count():
-            if over.wait(0.02):
+            if over.wait(0.005 if in_transactions else 0.02):
                 return
             bench.write(bucket, {"load": {"n": number}})
+            written.append(number)
 
     writer = threading.Thread(target=load)
     writer.start()
     try:
         newest.read(lambda: len(newest.synced) == VBUCKETS, "all are told of")
+        wait_until(lambda: len(written) > 10, "something is written")
         reading = opened(bucket, kind=BACKFILL, starts=from_zero(newest), until=until)
         reading.read(lambda: len(reading.ended) == VBUCKETS, "all have ended")
     finally:
         over.set()
         writer.join()
+        bench.change_writer(in_transactions=False)
     assert all(one.seqno >= until[v] for v, one in reading.ended.items())
 
 

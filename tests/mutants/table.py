@@ -4996,6 +4996,55 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/projector_sim/test_topic_reading.py",
     ),
     Mutant(
+        "a-record-of-a-deposed-leader-counts",
+        TOPIC_READING,
+        "            if offset >= partition.read_end:\n",
+        "            if False:\n",
+        "tests/unit/projector_sim/test_topic_reading.py",
+    ),
+    Mutant(
+        "what-was-fetched-of-the-old-leader-is-taken",
+        TOPIC_READING,
+        "partition is None or p in self.gone_over:\n",
+        "partition is None:\n",
+        "tests/unit/projector_sim/test_topic_reading.py",
+    ),
+    Mutant(
+        "an-end-that-was-heard-of-the-old-leader-counts",
+        TOPIC_READING,
+        "if partition is not None and p not in self.gone_over:",
+        "if partition is not None:",
+        "tests/unit/projector_sim/test_topic_reading.py",
+    ),
+    Mutant(
+        "a-log-end-is-passed-by-nothing",
+        TOPIC_READING,
+        "        if 0 < partition.log_end <= offset:\n",
+        "        if False:\n",
+        "tests/unit/projector_sim/test_topic_reading.py",
+    ),
+    Mutant(
+        "a-log-end-is-passed-by-a-record-below-it",
+        TOPIC_READING,
+        "if 0 < partition.log_end <= offset:",
+        "if partition.log_end:",
+        "tests/unit/projector_sim/test_topic_reading.py",
+    ),
+    Mutant(
+        "the-next-leader-is-followed-before-it-is-fetched-from",
+        TOPIC_READING,
+        "        self.gone_over.add(p)\n",
+        "        pass\n",
+        "tests/unit/projector_sim/test_topic_reading.py",
+    ),
+    Mutant(
+        "snapshots-are-told-whenever-there-is-one",
+        TOPIC_READING,
+        "            self._due.remove(p)\n",
+        "            pass\n",
+        "tests/unit/projector_sim/test_topic_reading.py",
+    ),
+    Mutant(
         "a-history-of-one-branch-is-not-told",
         ROUTER,
         "self._forgets = is_topic",
@@ -5068,8 +5117,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-stream-ends-before-a-snapshot-does",
         TOPIC_READING,
-        "partition.reached >= partition.until:",
-        "partition.reached >= 0:",
+        "partition.reached < until:",
+        "partition.reached < 0:",
         "tests/integration/test_source_contract.py",
     ),
     Mutant(
@@ -5496,8 +5545,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-backfill-waits-for-a-record-behind-the-last-one",
         TOPIC_READING,
-        "partition.reached >= partition.until",
-        "partition.at >= partition.until",
+        "partition.reached < until:",
+        "partition.at < until:",
         "tests/unit/projector_sim/test_topic_stream.py",
     ),
     Mutant(

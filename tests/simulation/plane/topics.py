@@ -124,10 +124,12 @@ class TopicLog:
 
 
 class Fetched(NamedTuple):
-    """A record, as Kafka's client has it."""
+    """A record, as Kafka's client has it since it was fetched."""
 
     log: TopicLog
     mutation: Mutation
+    epoch: int
+    is_garbage: bool
 
     def partition(self) -> int:
         return self.log.number
@@ -136,13 +138,57 @@ class Fetched(NamedTuple):
         return self.mutation.seqno - 1
 
     def leader_epoch(self) -> int:
-        return self.log.epoch_of(self.mutation.seqno)
+        return self.epoch
 
     def key(self) -> bytes:
         return self.mutation.key
 
     def value(self) -> bytes | None:
-        return GARBAGE if self.mutation.seqno in self.log.garbage else self.mutation.document
+        return GARBAGE if self.is_garbage else self.mutation.document
+
+
+LOST = "lost"
+
+
+@dataclass(eq=False)
+class Client:
+    """What Kafka's client has of one partition: its position, with the epoch of the record before,
+    and what it has fetched, which nobody has taken yet: records, ends (an offset) and `LOST`.
+    `log_end` was the end of the log when it fetched last."""
+
+    position: int
+    epoch: int = -1
+    queue: list[Any] = field(default_factory=list)
+    end_told: int = -1
+    log_end: int = 0
+
+    @property
+    def is_lost(self) -> bool:
+        return LOST in self.queue
+
+    def fetch(self, log: TopicLog, limit: int) -> None:
+        """Fetch some records, or hear that there are none, or that the log has lost some."""
+        if self.is_lost or len(self.queue) >= INBOX_MAX:
+            return
+        if self.position > len(log.history) or self._is_truncated(log):
+            self.queue.append(LOST)
+            return
+        self.log_end = len(log.history)
+        found = log.records_after(self.position, limit)
+        for mutation in found:
+            self.position, self.epoch = mutation.seqno, log.epoch_of(mutation.seqno)
+            is_garbage = mutation.seqno in log.garbage
+            self.queue.append(Fetched(log, mutation, self.epoch, is_garbage))
+        if not found and log.high >= self.position:
+            self.position = log.high
+            if self.end_told != log.high:
+                self.end_told = log.high
+                self.queue.append(log.high)
+
+    def _is_truncated(self, log: TopicLog) -> bool:
+        """Tell whether the epoch of the record before ended in front of the position (KIP-320)."""
+        later = [epoch.start for epoch in log.epochs if epoch.number > self.epoch >= 0]
+        return bool(later) and min(later) < self.position
 
 
 def decode(key: bytes | None, value: bytes | None) -> Document:
@@ -258,7 +304,7 @@ class TopicConnection:
         self.closed, self.reason = False, ""
         self._due = False
         self._topic: list[TopicLog] = []
-        self._ends_told: dict[int, int] = {}
+        self._clients: dict[int, Client] = {}
         self._clock = store.world.clock
         self._clock.at(self._clock.delay(), self._open)
 
@@ -325,32 +371,45 @@ class TopicConnection:
                 self._read_some(chance.choice(left), chance)
             for number in tuple(reading.partitions):
                 if chance.random() < 0.3:
-                    reading.note_log_end(number, self._topic[number].high)
+                    reading.note_log_end(number, self._client(number).log_end)
                 reading.end_portion(number)
             for number in tuple(reading.partitions):
                 if not self._is_owned(number) and chance.random() < 0.5:
                     reading.end(number, Reason.MOVED)
             if not self.run.until and chance.random() < 0.2:
                 reading.note_leaders({n: self._topic[n].epochs[0].number for n in left})
-            if reading.pending and chance.random() < 0.5:
+            if chance.random() < 0.5:
                 reading.sync()
+            for number in tuple(reading.gone_over):
+                self._clients.pop(number, None)
+                reading.begin_anew(number)
             self._hand_over()
         if self._has_more():
             self.wake()
 
+    def _client(self, number: int) -> Client:
+        if number not in self._clients:
+            self._clients[number] = Client(self._reading.partitions[number].next_offset)
+        return self._clients[number]
+
     def _read_some(self, number: int, chance: Any) -> None:
-        log, partition = self._topic[number], self._reading.partitions[number]
-        if partition.next_offset > len(log.history):
-            self._reading.end(number, Reason.CRASHED)
-            return
-        found = log.records_after(partition.next_offset, chance.randint(1, PIECE))
-        for mutation in found:
-            self._reading.take(Fetched(log, mutation))
-        if not found:
-            self._reading.reach_end(number, log.high)
-            self._ends_told[number] = log.high
-        elif self.run.until:
-            self.store.world.writer.tease(self.run.bucket, found)
+        """Fetch something, and take some of what was fetched."""
+        client = self._client(number)
+        if chance.random() < 0.8:
+            client.fetch(self._topic[number], chance.randint(1, PIECE))
+        count = chance.randint(1, PIECE + 1) if chance.random() < 0.7 else 0
+        taken, client.queue = client.queue[:count], client.queue[count:]
+        for one in taken:
+            if number not in self._reading.partitions:
+                return
+            if one == LOST:
+                self._reading.end(number, Reason.CRASHED)
+            elif isinstance(one, int):
+                self._reading.reach_end(number, one)
+            else:
+                self._reading.take(one)
+                if self.run.until:
+                    self.store.world.writer.tease(self.run.bucket, [one.mutation])
 
     def _has_more(self) -> bool:
         if self._reading.pending:
@@ -361,7 +420,8 @@ class TopicConnection:
         """Tell whether there is something to read of a partition, or to say."""
         log = self._topic[number]
         is_led_on = not self.run.until and partition.epoch < log.epochs[0].number
-        is_behind = partition.at != log.high or self._ends_told.get(number) != log.high
+        client = self._client(number)
+        is_behind = partition.at != log.high or bool(client.queue) or client.end_told != log.high
         return not self._is_owned(number) or is_behind or is_led_on
 
     def _hand_over(self) -> None:

@@ -382,3 +382,24 @@ def _places(chance: Random) -> list[tuple[int, bytes]]:
 
 def test_an_empty_record_of_the_back_index_says_nothing() -> None:
     assert BackIndex().read(b"") == {}
+
+
+def test_a_tombstone_counts_in_its_batch_already(bucket: Bucket) -> None:
+    """Of what moves, two backfills may tell at once."""
+    changes = [told(6, b"d", scope=GUARDED), told(5, b"d", (1, 0, b"old"), scope=GUARDED)]
+    bucket.apply(changes, {})
+    assert entries(bucket) == set()
+    assert tombstones(bucket) == 3
+
+
+def test_what_a_backfill_brings_is_not_taken_back(bucket: Bucket) -> None:
+    """No snapshot shows an index before it is complete."""
+    bucket.apply([told(5, b"d", (1, 0, b"k"), scope=GUARDED)], {})
+    assert len(bucket.timeline._changes) == 0
+
+
+def test_a_document_that_leaves_what_is_here_is_a_change_there(bucket: Bucket) -> None:
+    bucket.apply([told(1, b"d", (1, 0, b"k"))], {})
+    bucket.apply([told(2, b"d", (1, 7, b"k"))], {})
+    sizes = dict(bucket.sizes.all())
+    assert (sizes[1, 0].entries, sizes[1, 0].changes) == (0, 2)

@@ -25,11 +25,14 @@ from coordinator.core.model.entities import PENDING
 from coordinator.core.model.stream_records import BACKFILL as BACKFILL_KIND
 from coordinator.core.model.stream_records import MAINTENANCE, FailoverBranch
 from coordinator.core.model.types import Seqno, Vbuuid
+from coordinator.core.model.vectors import Vector
 from indexer_sim.bucket import transfers
 from indexer_sim.bucket.bucket import Bucket
 from indexer_sim.bucket.entries import pack_back
 from indexer_sim.bucket.transfers import (
+    LEASE_S,
     Ask,
+    Giving,
     TransferRefused,
     ask_bytes,
     given_bytes,
@@ -680,3 +683,120 @@ def test_who_tells_of_it_does_not_wait_for_who_writes(source: Holder, at: Any) -
         exchange(target, source)
         assert target.fillings.are_filled() == frozenset()
     assert told == [{PART}, frozenset()]
+
+
+def test_pages_may_be_smaller_than_what_is_read_at_once(
+    source: Holder, at: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "AT_ONCE", 100)
+    written(source, 7)
+    target = at(7, 0)
+    target.knows(*source.origins())
+    exchange(target, source)
+    assert target.is_complete
+    assert target.entries() == entries_of(source, INDEX)
+
+
+def test_a_bucket_that_is_to_be_loaded_is_not_filled(source: Holder, at: Any) -> None:
+    """What is known of it is not what is written there."""
+    written(source, 4)
+    target = at(4, 0)
+    target.knows(*source.origins())
+    exchange(target, source, steps=1)
+    [(filling, page)] = target.fillings.asks(0.0)
+    target.bucket.stale = True
+    assert target.fillings.take(filling, page, source.giving.answer(page), 0.0) == 0
+    assert target.fillings.asks(1.0) == []
+    target.bucket.stale = False
+    exchange(target, source, now_s=2.0)
+    assert target.is_complete
+
+
+def test_another_build_is_filled_from_its_beginning(source: Holder, at: Any) -> None:
+    """And not before the streams carry it."""
+    written(source, 4)
+    target = at(4, 0)
+    part = target.knows(*source.origins())
+    exchange(target, source, steps=2)
+    target.fillings.know({PART: replace(part, build=2)})
+    assert target.fillings.asks(1.0) == []
+    assert target.fillings._running[PART].part.build == 2
+
+
+def test_after_a_page_that_cannot_be_written_filling_begins_anew(source: Holder, at: Any) -> None:
+    written(source, 6)
+    target = at(6, 0)
+    target.knows(*source.origins())
+    exchange(target, source, steps=2)
+    [(filling, page)] = target.fillings.asks(0.0)
+    assert page.number
+    target.fillings.failed(filling)
+    [(_, again)] = target.fillings.asks(1.0)
+    assert (again.number, again.after) == (0, None)
+
+
+def test_a_page_that_has_a_document_twice_is_not_taken(source: Holder, at: Any) -> None:
+    written(source, 6)
+    target = at(6, 0)
+    target.knows(*source.origins())
+    exchange(target, source, steps=1)
+    [(filling, page)] = target.fillings.asks(0.0)
+    right = source.giving.answer(page)
+    twice = tuple((b"b", pack_back(1, 1, piece, b"k")) for piece in (0, 1))
+    wrong = msgspec.structs.replace(right, documents=twice)
+    with pytest.raises(ValueError, match="not in order"):
+        target.fillings.take(filling, page, wrong, 0.0)
+
+
+def test_a_transfer_that_is_read_stays(source: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(source, 30)
+    now_s = [0.0]
+    monkeypatch.setattr(source.giving._begun, "_clock", lambda: now_s[0])
+    ask = first_ask(source)
+    given = source.giving.answer(ask)
+    for _ in range(3):
+        now_s[0] += LEASE_S * 0.7
+        given = source.giving.answer(page_of(ask, given.number, given.after))
+        assert given.more
+    now_s[0] += LEASE_S * 1.1
+    with pytest.raises(TransferRefused, match="there is no transfer"):
+        source.giving.answer(page_of(ask, given.number, given.after))
+
+
+def test_what_came_from_beyond_a_gap_is_given_and_said(source: Holder) -> None:
+    """Who takes it must not do so before all of it is held there."""
+    written(source, 4)
+    source.apply(MAINTENANCE, 2, begin(0, 8, BRANCH, [0]), number=2)
+    source.apply(MAINTENANCE, 2, put(0, 9, b"d", 0, b"k"), number=2)
+    assert source.bucket.tracker.vector().seqnos.tolist() == [4, 0]
+    given = source.giving.answer(first_ask(source))
+    assert Vector.from_bytes(*given.applied).seqnos.tolist() == [9, 0]
+
+
+def test_entries_are_those_of_what_is_asked_for(source: Holder) -> None:
+    written(source, 6)
+    source.bucket.sizes.count((INDEX + 1, 0), 100, 0)
+    assert source.giving.answer(first_ask(source)).entries == 3
+
+
+def test_who_has_lost_something_or_is_not_complete_gives_nothing_for_now(
+    source: Holder, at: Any
+) -> None:
+    written(source, 3)
+    source.bucket.lost = frozenset({0})
+    target = at(0, 0)
+    ask = first_ask(source)
+    other = msgspec.structs.replace(ask, indexer=7, index=PART, shard=target.storage.shards[PART])
+    for giving, one in ((source.giving, ask), (Giving(target.storage, 7), other)):
+        with pytest.raises(TransferRefused) as refused:
+            giving.answer(one)
+        assert (refused.value.code, refused.value.is_passing) == ("recovering", True)
+
+
+def test_what_is_filled_is_no_change_of_the_documents(source: Holder, at: Any) -> None:
+    written(source, 6)
+    target = at(6, 0)
+    target.knows(*source.origins())
+    exchange(target, source)
+    sizes = dict(target.bucket.sizes.all())
+    assert [(sizes[PART, n].entries, sizes[PART, n].changes) for n in (0, 1)] == [(3, 0), (3, 0)]

@@ -162,3 +162,14 @@ def test_a_client_that_somebody_has_replaced_already_stays() -> None:
     assert second is not first
     topics.renew(first)
     assert topics.admin is second
+
+
+def test_what_it_was_under_an_older_leader_ends_where_the_next_one_began() -> None:
+    before = history((9, 80), (5, 60), (2, 30), (0, 0)).up_to(2)
+    assert before == history((2, 30), (0, 0), end=60)
+
+
+def test_the_first_leader_may_be_forgotten_too() -> None:
+    known = history((2, 60), (1, 30))
+    assert [branch.number for branch in known.branches()] == [2, 1, 0]
+    assert goes_back(known, 0, 20) is None

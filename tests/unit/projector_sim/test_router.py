@@ -971,3 +971,49 @@ def test_an_index_that_cannot_be_evaluated_has_no_route_and_a_reason() -> None:
     assert routes.why_not(ONE) == ""
     with pytest.raises(RouteError):
         routes.of(bad)
+
+
+def test_an_index_is_attached_in_those_vbuckets_only() -> None:
+    here = Given(ONE)
+    here.begin(0, 1)
+    here.feed(frames.sync([(0, 4), (1, 4)]))
+    here.run.carried = {index.id: index for index in (ONE, TWO)}
+    here.router.carry([route(ONE), route(TWO)], (TWO.id,), frozenset({0}))
+    told = [(item.kind, item.vbucket, item.seqno) for item in here.items(3)]
+    assert told == [(ATTACH, 0, 4), (SYNC, 0, 4)]
+
+
+def test_where_a_snapshot_of_another_branch_has_ended_is_not_repeated() -> None:
+    """What has begun again may be within a snapshot."""
+    here = Given(ONE)
+    here.begin(0)
+    here.feed(frames.sync([(0, 5)]))
+    here.feed(frames.end(0, 5, Reason.MOVED))
+    here.feed(frames.begin(0, BRANCH + 1, 5, (Branch(BRANCH + 1, 5), Branch(BRANCH, 0))))
+    here.router.repeat()
+    here.router.repeat()
+    assert len(here.sink.vectors()) == 1
+
+
+def test_a_sync_takes_no_position_back() -> None:
+    here = Given(ONE)
+    here.begin(0)
+    here.mutate(0, (5, "d", {"a": 1}))
+    here.feed(frames.sync([(0, 3)]))
+    assert here.run.positions == {0: 5}
+
+
+def test_the_end_of_a_vbucket_is_for_who_hosts_what_it_was_sent_of() -> None:
+    here = Given(ONE, TWO, kind="backfill", shares={2: frozenset({ONE.id})})
+    here.begin(2, 3)
+    here.feed(frames.end(2, 0, Reason.DONE))
+    here.feed(frames.end(3, 0, Reason.DONE))
+    ends = {n: [item.vbucket for item in here.items(n, END)] for n in (1, 2, 3)}
+    assert ends == {1: [2, 3], 2: [3], 3: [3]}
+
+
+def test_a_backfill_says_nothing_of_what_is_absent_also_of_a_mutation_that_is_cut() -> None:
+    here = Given(ONE, TWO, kind="backfill", options={"record_bytes_max": 100})
+    here.begin(0)
+    here.mutate(0, (1, "d", {"a": "x" * 200}))
+    assert [(i.kind, i.place) for i in here.items(1, UPSERT, ABSENT)] == [(UPSERT, ONE.id)]

@@ -8,7 +8,16 @@ import pytest
 
 from coordinator.core.model.topic_logs import Epoch, History
 from projector_sim.protocol import frames
-from projector_sim.protocol.frames import Begin, Decoder, End, Frame, Mutated, Reason, Sync
+from projector_sim.protocol.frames import (
+    Begin,
+    Decoder,
+    End,
+    Frame,
+    Mutated,
+    Reason,
+    Rollback,
+    Sync,
+)
 from projector_sim.sources.schema_registry import RegistryClosed
 from projector_sim.sources.topic_reading import Record, TopicBranches, TopicReading
 from projector_sim.sources.topic_records import Document, RecordError
@@ -93,6 +102,9 @@ def test_another_leader_that_has_all_that_was_read_ends_a_stream_and_begins_it_a
     here.said()
     here.take(Written(0), Written(1))
     here.now = log((3, 2), (0, 0), end=3)
+    here.take(Written(2, epoch=3), Written(3, epoch=3))
+    assert here.reading.gone_over == {0}, "these are fetched again, of the next leader"
+    here.reading.begin_anew(0)
     here.take(Written(2, epoch=3))
     here.reading.end_portion(0)
     one, two, *told, begun, three = here.said()
@@ -125,7 +137,9 @@ def test_another_leader_without_what_was_passed_goes_on_before_it() -> None:
     here.now = log((1, 2), (0, 0), end=2)
     here.reading.note_leaders({0: 1})
     here.reading.note_leaders({0: 1})
-    assert here.reading.partitions[0].at == 2
+    here.reading.reach_end(0, 3)
+    here.reading.begin_anew(0)
+    assert here.reading.partitions[0].at == here.reading.partitions[0].reached == 2
     here.take(Written(2, epoch=1))
     here.reading.end_portion(0)
     assert [one.seqno for one in here.said() if isinstance(one, Mutated)] == [1, 2, 3]
@@ -146,6 +160,60 @@ def test_a_record_of_another_leader_ends_a_stream_that_has_read_what_was_lost() 
     here.now = log((1, 1), (0, 0), end=4)
     here.take(Written(3, epoch=1))
     assert here.said()[-1] == End(0, 3, Reason.CRASHED)
+
+
+@pytest.mark.parametrize(("offset", "is_there"), [(59, True), (60, False), (61, False)])
+def test_a_record_of_an_earlier_leader_counts_up_to_where_the_next_one_began(
+    offset: int, is_there: bool
+) -> None:
+    """It was fetched of one that does not know yet that it leads no more."""
+    here = Reading(log((3, 60), (0, 0), end=70), after=50)
+    here.take(Written(offset, epoch=0))
+    assert (0 in here.reading.partitions) == is_there
+    if is_there:
+        here.reading.end_portion(0)
+        assert here.said()[-1] == Mutated(0, 60, b"d", b"{}")
+    else:
+        assert here.said()[-1] == End(0, 50, Reason.CRASHED)
+
+
+def test_a_record_of_an_epoch_that_is_forgotten_counts_up_to_the_next_one() -> None:
+    here = Reading(log((3, 60), (0, 0), end=70))
+    here.take(Written(61, epoch=2))
+    assert here.said()[-1] == End(0, 0, Reason.CRASHED)
+
+
+def test_what_follows_the_end_of_the_log_says_that_all_had_been_read() -> None:
+    """A transaction has ended at the offset 2, and something is written all the time."""
+    here = Reading(log((0, 0), end=9), is_compacted=True)
+    here.reading.sync()
+    here.said()
+    here.take(Written(0), Written(1))
+    here.reading.note_log_end(0, 3)
+    here.reading.end_portion(0)
+    assert not here.reading.pending
+    here.take(Written(3))
+    here.reading.note_log_end(0, 5)
+    here.reading.end_portion(0)
+    assert [type(one) for one in here.said()] == [Mutated, Mutated, Sync, Mutated]
+    here.take(Written(5))
+    here.reading.end_portion(0)
+    assert [type(one) for one in here.said()] == [Mutated], "it is not time for another one"
+    here.reading.sync()
+    here.reading.note_log_end(0, 7)
+    here.take(Written(6))
+    here.reading.end_portion(0)
+    assert [type(one) for one in here.said()] == [Mutated], "one was between"
+
+
+def test_a_backfill_ends_where_the_log_ended_when_something_follows() -> None:
+    here = Reading(log((0, 0), end=3), is_compacted=True, until=3)
+    here.take(Written(0), Written(1))
+    here.reading.note_log_end(0, 3)
+    here.reading.end_portion(0)
+    assert 0 in here.reading.partitions
+    here.take(Written(3))
+    assert here.said()[-1] == End(0, 3, Reason.DONE)
 
 
 def test_a_leader_that_has_changed_again_ends_a_stream() -> None:
@@ -188,3 +256,127 @@ def test_a_compacted_topic_that_is_written_to_all_the_time_has_snapshots() -> No
     here.reading.note_log_end(0, 9)
     here.reading.end_portion(0)
     assert here.reading.pending == {0: 9}
+
+
+def test_who_must_go_back_to_what_was_removed_begins_anew() -> None:
+    now = History(5, 9, 9, (Epoch(2, 3), Epoch(0, 0)))
+    here = Reading(now)
+    here.said()
+    older = BRANCHES.log(0, now)[-1].vbuuid
+    assert here.reading.begin(0, now, (older, 6)) is None
+    assert here.said() == [Rollback(0, 0)]
+
+
+def test_a_partition_without_a_position_begins_with_the_next_record() -> None:
+    """Behind the last stable record a transaction goes on: what it commits is still to come."""
+    here = Reading(log((0, 0), end=9, stable=4))
+    here.said()
+    assert here.reading.begin(0, here.now, None) == 4
+
+
+def test_who_has_all_is_at_the_end_of_a_snapshot_also_on_another_branch() -> None:
+    """The client says nothing of a partition's end again."""
+    here = Reading(log((0, 0), end=2), after=2)
+    here.reading.sync()
+    assert here.said()[-1] == Sync(((0, 2),))
+    here.now = log((1, 2), (0, 0), end=2)
+    here.reading.note_leaders({0: 1})
+    here.said()
+    here.reading.sync()
+    assert here.said() == [Sync(((0, 2),))]
+
+
+def test_a_record_behind_the_end_is_not_the_end() -> None:
+    here = Reading(log((0, 0), end=9), is_compacted=True)
+    here.take(Written(0))
+    here.reading.reach_end(0, 1)
+    here.take(Written(1))
+    here.reading.end_portion(0)
+    assert not here.reading.pending
+
+
+def test_a_record_of_nothing_is_no_mutation() -> None:
+    """What is no document, and does not say of which it is the deletion, is passed."""
+    here = Reading(log((0, 0), end=9))
+    here.take(Written(0, name=None))
+    here.reading.end_portion(0)
+    assert not [one for one in here.said() if isinstance(one, Mutated)]
+    assert here.unreadable == [(0, "bad_record")]
+    assert here.reading.partitions[0].at == 1
+
+
+def test_an_end_that_was_heard_counts_whatever_is_known_of_the_log() -> None:
+    here = Reading(log((0, 0), end=9), is_compacted=True)
+    here.take(Written(0))
+    here.reading.reach_end(0, 1)
+    here.reading.note_log_end(0, -1)
+    here.reading.end_portion(0)
+    assert here.reading.pending == {0: 1}
+
+
+def test_who_has_not_heard_of_a_leader_yet_takes_nothing_back() -> None:
+    here = Reading(log((0, 0), end=1))
+    here.take(Written(0))
+    here.now = log((1, 1), (0, 0), end=2)
+    here.take(Written(1, epoch=1))
+    here.said()
+    here.reading.note_leaders({0: 0})
+    assert not [one for one in here.said() if isinstance(one, End)]
+    assert here.reading.partitions[0].epoch == 1
+
+
+def test_a_leader_after_the_one_of_a_record_comes_after_it() -> None:
+    here = Reading(log((0, 0), end=1))
+    here.take(Written(0))
+    here.now = log((2, 2), (1, 1), (0, 0), end=3)
+    for epoch in (1, 2):
+        here.take(Written(epoch, epoch=epoch))
+        here.reading.begin_anew(0)
+        here.take(Written(epoch, epoch=epoch))
+    begun = [(one.vbuuid, one.seqno) for one in here.said() if isinstance(one, Begin)]
+    newest, before, first = BRANCHES.log(0, here.now)
+    assert begun == [(first.vbuuid, 0), (before.vbuuid, 1), (newest.vbuuid, 2)]
+
+
+def test_a_compacted_topic_has_no_snapshot_where_another_leader_begins() -> None:
+    """A record that was replaced is not there, and the one that has replaced it is to come."""
+    here = Reading(log((0, 0), end=9), is_compacted=True)
+    here.take(Written(0))
+    here.reading.reach_end(0, 1)
+    here.reading.end_portion(0)
+    assert here.reading.pending == {0: 1}
+    here.take(Written(2))
+    here.now = log((1, 3), (0, 0), end=9)
+    here.take(Written(3, epoch=1))
+    told = here.said()
+    assert End(0, 3, Reason.MOVED) in told
+    assert not [one for one in told if isinstance(one, Sync)]
+
+
+def test_what_was_at_an_end_and_goes_on_is_at_none() -> None:
+    here = Reading(log((0, 0), end=9), is_compacted=True)
+    here.take(Written(0))
+    here.reading.reach_end(0, 1)
+    here.reading.end_portion(0)
+    here.take(Written(1))
+    here.reading.end_portion(0)
+    assert here.reading.pending == {}
+
+
+def test_an_end_is_told_once() -> None:
+    here = Reading(log((0, 0), end=9))
+    here.take(Written(0))
+    here.reading.reach_end(0, 1)
+    here.reading.end_portion(0)
+    here.reading.sync()
+    here.reading.end_portion(0)
+    assert here.reading.pending == {}
+
+
+def test_an_end_that_was_not_told_is_told_before_a_partition_ends_and_not_after() -> None:
+    here = Reading(log((0, 0), end=2))
+    here.take(Written(0))
+    here.reading.end_portion(0)
+    here.reading.end(0, Reason.MOVED)
+    assert here.said()[-2:] == [Sync(((0, 1),)), End(0, 1, Reason.MOVED)]
+    assert here.reading.pending == {}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from coordinator.core.model.topic_logs import Epoch, History
 from coordinator.kafka.document_topics import Cleaning, TopicFacts
@@ -79,6 +81,9 @@ class Client:
 
     def incremental_unassign(self, _: Any) -> None:
         pass
+
+    def incremental_assign(self, places: list[Any]) -> None:
+        self.began += [place.offset for place in places]
 
     def close(self) -> None:
         pass
@@ -163,3 +168,213 @@ def test_who_is_behind_what_is_left_begins_there_and_another_branch_goes_back(
     assert isinstance(found[0], Begin)
     assert client.began == [5]
     assert told(monkeypatch, Client(), a_history(5, 6), after=6, vbuuid=1) == [Rollback(0, 0)]
+
+
+class Said(Message):
+    """What the client says of partition 0, instead of a record."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(-1001)
+        self.code = code
+
+    def error(self) -> KafkaError:
+        return KafkaError(self.code)
+
+
+class Connection:
+    """A connection to partitions of one topic, all with the same history."""
+
+    def __init__(self, history: History, *partitions: int) -> None:
+        self.history, self.partitions = history, partitions or (0,)
+        self.after: dict[int, int] = {}
+        self.until: dict[int, int] = {}
+        self.owned = [frozenset(self.partitions)]
+        """What may be read, each time it is asked; the last one then stays."""
+        self.since: Mapping[int, int] = {}
+        self.newest: Mapping[int, int] = dict.fromkeys(self.partitions, 0)
+        self.cleaning: Cleaning = PLAIN
+        self.stalls = 0
+        """So often the client is found to stand still."""
+        self.unassigned: list[list[int]] = []
+        """What the stall detector was told, and the client."""
+        self.forgotten: list[int] = []
+        self.noted: list[Any] = []
+        self.reason = ""
+
+    def _owned(self) -> frozenset[int]:
+        return self.owned.pop(0) if len(self.owned) > 1 else self.owned[0]
+
+    def _check(self) -> None:
+        if self.stalls:
+            self.stalls -= 1
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    def told(self, patch: pytest.MonkeyPatch, *clients: Client) -> list[frames.Frame]:
+        """Return the frames of it; clients read it, one after the other."""
+        log = {p: TopicBranches(FACTS.id).log(p, self.history) for p in self.partitions}
+        request: Any = SimpleNamespace(
+            bucket="b",
+            kind="maintenance",
+            vbuckets=self.partitions,
+            starts={p: (log[p][0].vbuuid, self.after.get(p, 0)) for p in self.partitions},
+            until=self.until,
+        )
+        histories: Any = SimpleNamespace(
+            histories=lambda _, partitions: dict.fromkeys(partitions, self.history),
+            newest=self._newest,
+            first_since=lambda *_: self.since,
+        )
+        makes = iter(clients)
+        patch.setattr(topic_stream, "consumer", lambda *_, **__: next(makes))
+        detector = SimpleNamespace(
+            assigned=lambda _: None,
+            unassigned=self._unassigned,
+            note=self.noted.append,
+            check=self._check,
+        )
+        patch.setattr(topic_stream, "StallDetector", lambda _: detector)
+        for client in clients:
+            patch.setattr(client, "incremental_unassign", self._unassigned)
+        stream = TopicStream(
+            TopicPlace("", "", TopicFacts("t", FACTS.id, 2), self.cleaning, histories),
+            request,
+            decoder=lambda _: lambda key, value: Document(key or b"", value),
+            owned=self._owned,
+            unreadable=lambda *_: None,
+            forgotten=self.forgotten.append,
+            sync_ms=0,
+            wake=lambda: None,
+        )
+        for client in clients:
+            client.stream = stream
+            client.is_known.set()
+        stream._thread.join(WAIT_S)
+        assert not stream._thread.is_alive()
+        self.reason = stream.reason
+        found: list[frames.Frame] = []
+        while (batch := stream.poll()) is not None:
+            raw = b"".join(frames.HEAD.pack(len(body) + 1, kind) + body for kind, body in batch)
+            found += Decoder().feed(raw)
+        return found
+
+    def _newest(self, *_: Any) -> Mapping[int, int]:
+        return self.newest
+
+    def _unassigned(self, places: list[Any]) -> None:
+        self.unassigned.append([place.partition for place in places])
+
+
+def test_a_client_that_stands_still_is_followed_by_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = Connection(a_history(0, 2))
+    here.stalls = 1
+    second = Client(Message(1, b"b"))
+    found = here.told(monkeypatch, Client(Message(0, b"a")), second)
+    assert [one.seqno for one in found if isinstance(one, Mutated)] == [1, 2]
+    assert second.began == [1], "it goes on where the first one was"
+
+
+def test_what_another_projector_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Connection(a_history(0, 9))
+    here.owned, here.after = [frozenset()], {0: 7}
+    assert here.told(monkeypatch) == [End(0, 7, Reason.MOVED)]
+
+
+def test_what_another_projector_gets_meanwhile_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Connection(a_history(0, 2))
+    here.owned = [frozenset({0}), frozenset()]
+    found = here.told(monkeypatch, Client(Message(0, b"a")))
+    assert found[-1] == End(0, 1, Reason.MOVED)
+
+
+@pytest.mark.parametrize(
+    ("low", "after", "since", "is_forgotten"),
+    [
+        (0, 3, {0: 5}, True),
+        (0, 5, {0: 5}, False),
+        (0, 0, {0: 5}, False),
+        (0, 6, {0: 9}, False),
+        (4, 3, {}, True),
+        (4, 4, {}, False),
+    ],
+)
+def test_who_may_miss_deletions_is_noted(
+    monkeypatch: pytest.MonkeyPatch,
+    low: int,
+    after: int,
+    since: dict[int, int],
+    is_forgotten: bool,
+) -> None:
+    """It is so where Kafka may have removed one after the position: it is behind the last stable
+    record that none can be."""
+    here = Connection(History(low, 6, 9, (Epoch(0, 0),)))
+    here.after, here.since, here.cleaning = {0: after}, since, Cleaning(True, False, 1_000)
+    here.told(monkeypatch, Client())
+    assert here.forgotten == [0] * is_forgotten
+
+
+def test_a_partition_that_is_over_is_taken_from_the_client_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = Connection(a_history(0, 4), 0, 1)
+    here.until = {0: 1}
+    client = Client(Message(0, b"a"), Message(1, b"b"), Message(2, b"c"))
+    found = here.told(monkeypatch, client)
+    assert End(0, 1, Reason.DONE) in found
+    assert here.unassigned == [[0], [0]], "the client and the stall detector, once each"
+
+
+def test_a_partition_that_has_lost_what_was_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Connection(a_history(0, 4), 0, 1)
+    client = Client(Message(0, b"a"), Said(KafkaError.OFFSET_OUT_OF_RANGE))
+    found = here.told(monkeypatch, client)
+    assert [one for one in found if isinstance(one, End)] == [End(0, 1, Reason.CRASHED)]
+
+
+def test_a_topic_that_is_gone_ends_in_all_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Connection(a_history(0, 4), 0, 1)
+    client = Client(Message(0, b"a"), Said(KafkaError.UNKNOWN_TOPIC_OR_PART))
+    found = here.told(monkeypatch, client)
+    ends = {one for one in found if isinstance(one, End)}
+    assert ends == {End(0, 1, Reason.DROPPED), End(1, 0, Reason.DROPPED)}
+
+
+def test_what_passes_by_itself_ends_nothing_and_all_else_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for code, seqnos in (
+        (KafkaError._TRANSPORT, [1, 2]),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, []),
+    ):
+        here = Connection(a_history(0, 4))
+        client = Client(Message(0, b"a"), Said(code), Message(1, b"b"))
+        found = here.told(monkeypatch, client)
+        # What came right before is not lost: whoever asks again goes on after what was sent.
+        assert [one.seqno for one in found if isinstance(one, Mutated)][-2:] == (seqnos or [1])
+        assert here.reason.startswith("KafkaException") == (not seqnos)
+
+
+def test_it_is_looked_who_leads_but_not_for_what_is_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topic_stream, "LOOK_S", 0.0)
+    for until, begun in (({}, [0, 2]), ({0: 3}, [0])):
+        here = Connection(a_history(0, 2))
+        here.until = until
+        here.newest = {0: 1}
+        client = Client(Message(0, b"a"), Message(1, b"b"))
+        takes = client.poll
+
+        def poll(patience_s: float, here: Connection = here, takes: Any = takes) -> Any:
+            message = takes(patience_s)
+            if message is not None and message.offset() == 0:
+                here.newest = {0: 0}
+            else:
+                here.newest = {0: 1}
+                here.history = History(0, 2, 2, (Epoch(1, 2), Epoch(0, 0)))
+            return message
+
+        monkeypatch.setattr(client, "poll", poll)
+        found = here.told(monkeypatch, client)
+        assert [one.seqno for one in found if isinstance(one, Begin)] == begun
