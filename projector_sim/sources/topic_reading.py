@@ -195,7 +195,7 @@ class TopicReading:
                 return
         self._add(partition, record, offset + 1)
         partition.at = partition.reached = offset + 1
-        partition.is_at_end = False
+        partition.is_at_end, partition.log_end = False, 0
         if partition.size >= FRAME_BYTES:
             self._emit_mutations(p, partition)
 
@@ -228,7 +228,8 @@ class TopicReading:
             partition.reached = max(partition.reached, offset or 0)
 
     def note_log_end(self, p: int, end: int) -> None:
-        """Note where the log ended when something of it was fetched last.
+        """Note where the log ended when something of it was fetched last: all that was taken, or
+        more.
 
         While something is written all the time, nothing else says that the end was reached.
         """

@@ -5017,6 +5017,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/projector_sim/test_topic_reading.py",
     ),
     Mutant(
+        "a-log-end-is-kept-for-later-records",
+        TOPIC_READING,
+        "partition.is_at_end, partition.log_end = False, 0",
+        "partition.is_at_end = False",
+        "tests/unit/projector_sim/test_topic_reading.py",
+    ),
+    Mutant(
         "a-log-end-is-passed-by-nothing",
         TOPIC_READING,
         "        if 0 < partition.log_end <= offset:\n",
