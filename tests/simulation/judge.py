@@ -617,7 +617,7 @@ class Judge:
         assert node is not None
         flipped = machine.flipped and effect.code == "digest_mismatch"
         stalled = bool(machine.dead_reader) and effect.code.endswith("_stalled")
-        is_unanswered = machine.calls_lost >= OPENINGS_FAILED_MAX
+        is_unanswered = machine.producer.calls_lost >= OPENINGS_FAILED_MAX
         stalled |= is_unanswered and effect.code == "producer_stalled"
         require(
             flipped or stalled or effect.code in self.world.alarms_expected,

@@ -78,8 +78,6 @@ class Machine(Actor):
         self.flipped = False
         self.dead_reader = ""
         """The topic whose reader has stopped; the process does not know."""
-        self.calls_lost = 0
-        """So many questions of its producer, or answers to them, were lost on the way."""
         self.changes = Feed()
         self.inbox: deque[inp.Input] = deque()
         self.waiting: dict[int, Any] = {}
@@ -217,7 +215,7 @@ class Machine(Actor):
             return
         self.incarnation += 1
         self.dead_reader = ""
-        self.calls_lost = 0
+        self.producer.calls_lost = 0
         self.config = NodeConfig(
             node=self.number,
             incarnation=self.number * 1_000 + self.incarnation,

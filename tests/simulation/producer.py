@@ -50,6 +50,8 @@ class ProducerThread:
         self.patience = end_txn.Patience()
         self.cut_at_the_end = False
         """The next end of a transaction is delayed on its way, and its connection is cut."""
+        self.calls_lost = 0
+        """So many questions, or answers to them, were lost on the way."""
 
     def drop(self) -> None:
         """Forget the producer; calls under way may still reach the broker."""
@@ -208,7 +210,7 @@ class ProducerThread:
 
         def back(result: Any) -> None:
             if machine.deaf or machine.loses(faults.answer_lost):
-                machine.calls_lost += 1
+                self.calls_lost += 1
                 if clock.hit(0.5):
                     clock.at(clock.delay(), fail, "disconnected")
                 return
@@ -223,7 +225,7 @@ class ProducerThread:
 
         def there() -> None:
             if machine.mute:
-                machine.calls_lost += 1
+                self.calls_lost += 1
                 return
             self.broker.when_complete(perform)
 
@@ -235,7 +237,7 @@ class ProducerThread:
 
         faults = machine.world.faults
         lost_there = machine.mute or machine.loses(faults.call_lost)
-        machine.calls_lost += lost_there
+        self.calls_lost += lost_there
         if not lost_there:
             self.under_way(there)
         clock.at(PATIENCE_MS, fail, "the broker does not answer")

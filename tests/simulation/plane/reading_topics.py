@@ -23,7 +23,7 @@ def a_partition(world: TopicWorld) -> tuple[Iterable[tuple[str, int]], str]:
 def _lose(world: TopicWorld) -> None:
     """A leader without the last records is elected, or the whole topic is made anew."""
     [(name, number)], _ = a_partition(world)
-    if world.clock.hit(0.2):
+    if world.clock.hit(0.4):
         world.store.make_anew(name)
     else:
         world.store.crash(name, number, world.clock.chance.choice(LOST))

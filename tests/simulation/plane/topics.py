@@ -31,6 +31,9 @@ GARBAGE = b"!"
 ENDED_MS = (5, 60, 700)
 """So long after its first record a transaction ends."""
 
+SOON_MS = 200
+"""So soon after a leader without the last records there may be another one."""
+
 NOTICED_MS = (1, 200, 1_500)
 """So long after a partition was dealt to another projector the first one reads it, too."""
 
@@ -207,7 +210,8 @@ class TopicStore(Actor):
         self.world = world
         self.connections: list[TopicConnection] = []
         self.compacted = {name: world.clock.chance.random() < 0.5 for name in buckets}
-        self.aborting = world.clock.chance.choice((0.0, 0.3))
+        self.aborting = world.clock.chance.choice((0.0, 0.3, 0.9))
+        self.beginning = world.clock.chance.choice((0.05, 0.15, 0.4))
         self._made = 0
         self.cut = 0
         """So many records of logs were lost by elections."""
@@ -234,7 +238,7 @@ class TopicStore(Actor):
         if document is None and chance.random() < 0.2:
             log.garbage.add(seqno)
         dice = chance.random()
-        if dice < (0.5 if log.open else 0.15):
+        if dice < (0.5 if log.open else self.beginning):
             if not log.open:
                 self.world.clock.at(chance.choice(ENDED_MS), self._end, bucket, log)
             log.open.add(seqno)
@@ -277,6 +281,9 @@ class TopicStore(Actor):
         log = self.buckets[bucket][number]
         self.cut += min(lost, len(log.history))
         log.elect(lost, self.world.clock.chance.choice((1, 1, 3)))
+        if lost and self.world.clock.hit(0.5):
+            again = self.world.clock.chance.choice((0, 1, 2))
+            self.world.clock.at(SOON_MS, self.crash, bucket, number, again)
         self._wake(bucket)
 
     def make_anew(self, bucket: str) -> None:

@@ -224,9 +224,8 @@ class Witness(Actor):
             )
             last = self._last.get((process.number, bucket.name, number))
             exact = progress.condition == WHOLE and last == (progress.owner, progress.seqno)
-            exact = (
-                exact and progress.seqno >= progress.floor
-            )  # Below it, there may be more than that.
+            # Below these, there may be more than that.
+            exact = exact and progress.seqno >= max(progress.floor, progress.partial)
             for index_id, tracked in tracker.indexes.items():
                 index, mark = self._promised(index_id, tracked), tracked.marks.get(number)
                 if index is None or mark is None or mark.done == NEVER or mark.lacks != NEVER:

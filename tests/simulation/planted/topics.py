@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from projector_sim.projector import router
 from projector_sim.sources import topic_reading
 from projector_sim.sources.topic_reading import TopicReading
 from tests.simulation.plane.topics import TopicStore
@@ -34,11 +33,6 @@ def a_topic_made_anew_is_the_same(patch: Patch) -> None:
 def a_topic_is_taken_for_a_store(patch: Patch) -> None:
     """An older document of a log stays in the index."""
     patch.setattr(TopicStore, "is_topic", False)
-
-
-def a_history_of_one_branch_is_not_told(patch: Patch) -> None:
-    known = router.history
-    patch.setattr(router, "history", lambda vbucket, log, **_: known(vbucket, log))
 
 
 def what_has_no_record_is_waited_for(patch: Patch) -> None:
