@@ -31,6 +31,7 @@ from benchmarks import (
     rollback,
     size,
     timestamps,
+    topic_source,
     watchers,
 )
 from benchmarks.cluster import cluster
@@ -55,6 +56,7 @@ ALL = (
     "scan",
     "maintenance",
     "beside_build",
+    "topic_source",
     "rollback",
     "moves",
     "catch_up",
@@ -73,6 +75,7 @@ ALONE = (
     "many_indexes",
     "failover_with_outcomes",
     "archive",
+    "topic_source",
     "rollback",
     "moves",
 )
@@ -144,6 +147,9 @@ def main() -> int:
         _compare_with_etcd(seen)
     if set(wanted) & set(DATA_PLANE):
         _data_plane(seen, wanted)
+    if "topic_source" in wanted:
+        with timestamps.broker() as servers:
+            _show(seen, "topic_source", lambda: topic_source.topic_source(servers))
     if "rollback" in wanted:
         _show(seen, "rollback", rollback.rollback)
     if "moves" in wanted:

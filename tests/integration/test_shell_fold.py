@@ -109,22 +109,24 @@ async def forgotten_records(servers: str, folder: Path) -> None:
     fold = a_fold(servers, cluster, 0, feed, folder)
     assert not fold.is_whole(RESTART)
     starting = asyncio.create_task(fold.start())
-    await until(lambda: fold.is_whole(RESTART) and fold.is_whole(STABILITY), seen)
-    assert seen == [4, 5]
-    await until(lambda: commits == [0, 1, 2], commits)
-    consumer: Any = fold.app.consumer
-    await asyncio.to_thread(write_restarts, servers, cluster, range(7, 10))
-    await until(lambda: seen[-1] == 8, seen)
-    fold._begin_at[fold._place(RESTART)] = 1
-    await consumer.perform_seek()
-    await asyncio.to_thread(write_restarts, servers, cluster, range(10, 12))
-    await until(lambda: seen[-1] == 10, seen)
-    assert seen == [4, 5, 6, 7, 8, 4, 5, 6, 7, 8, 9, 10]
-    await asyncio.to_thread(write, servers, cluster, 1)
-    await until(lambda: commits == [0, 1, 2, 3], commits)
-    assert fold.failure == ""
-    await fold.stop()
-    starting.cancel()
+    try:
+        await until(lambda: fold.is_whole(RESTART) and fold.is_whole(STABILITY), seen)
+        assert seen == [4, 5]
+        await until(lambda: commits == [0, 1, 2], commits)
+        consumer: Any = fold.app.consumer
+        await asyncio.to_thread(write_restarts, servers, cluster, range(7, 10))
+        await until(lambda: seen[-1] == 8, seen)
+        fold._begin_at[fold._place(RESTART)] = 1
+        await consumer.perform_seek()
+        await asyncio.to_thread(write_restarts, servers, cluster, range(10, 12))
+        await until(lambda: seen[-1] == 10, seen)
+        assert seen == [4, 5, 6, 7, 8, 4, 5, 6, 7, 8, 9, 10]
+        await asyncio.to_thread(write, servers, cluster, 1)
+        await until(lambda: commits == [0, 1, 2, 3], commits)
+        assert fold.failure == ""
+    finally:
+        await fold.stop()
+        starting.cancel()
 
 
 def write_restarts(servers: str, cluster: str, numbers: range) -> None:
