@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import islice
 from statistics import median
 from typing import Any
 
@@ -40,8 +38,8 @@ SYNC_MS = 100
 
 def topic_source(servers: str) -> dict[str, Any]:
     """Return documents a second of each way to read a topic, and the ratios to the first."""
-    size_bytes = _write(servers)
     kafka = TopicHistories(servers)
+    size_bytes = _write(servers, kafka)
     place = TopicPlace(
         *(servers, GROUP, kafka.facts([TOPIC])[TOPIC], kafka.cleaning(TOPIC), kafka),
     )
@@ -66,16 +64,14 @@ def topic_source(servers: str) -> dict[str, Any]:
     }
 
 
-def _write(servers: str) -> int:
+def _write(servers: str, kafka: TopicHistories) -> int:
     """Write the topic; return the bytes of its documents."""
-    kafka = TopicHistories(servers)
     wanted = NewTopic(TOPIC, PARTITIONS, 1, config={"cleanup.policy": "compact"})
     kafka.admin.create_topics([wanted])[TOPIC].result(WAIT_S)
-    kafka.close()
     settings = {"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 20}
     producer = Producer({**settings, "queue.buffering.max.messages": DOCUMENTS + 1})
     size_bytes = 0
-    for key, document, _ in islice(Generator(SEED, DOCUMENTS).load(), DOCUMENTS):
+    for key, document, _ in Generator(SEED, DOCUMENTS).load():
         assert document is not None
         size_bytes += len(document)
         producer.produce(TOPIC, document, key)
@@ -98,18 +94,6 @@ def _bare(servers: str) -> int:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request for all that there is."""
-
-    starts: dict[int, tuple[int, int]]
-    until: dict[int, int]
-    bucket: str = TOPIC
-    kind: str = BACKFILL
-    connection: int = 1
-    vbuckets: tuple[int, ...] = tuple(range(PARTITIONS))
-
-
 class _Sink:
     """Encodes items, and drops them."""
 
@@ -123,42 +107,33 @@ class _Sink:
 def _read(place: TopicPlace, *, to_items: bool) -> int:
     """Read the topic by a stream, perhaps to items; return how many records it has."""
     histories = place.histories.histories(place.facts, range(PARTITIONS))
-    logs = {p: place.branches.log(p, history) for p, history in histories.items()}
-    until = {p: history.stable for p, history in histories.items()}
-    asked = _Asked({p: (log[0].vbuuid, 0) for p, log in logs.items()}, until)
-    router = _router(asked) if to_items else None
+    routes = [spec.route(number) for number, spec in enumerate(INDEXES, 1)]
+    run = Run(
+        bucket=TOPIC,
+        kind=BACKFILL,
+        connection=1,
+        vbuckets=tuple(histories),
+        carried={route.index.id: route.index for route in routes},
+        opened_ms=0,
+        number=1,
+        starts={p: (place.branches.log(p, one)[0].vbuuid, 0) for p, one in histories.items()},
+        until={p: one.stable for p, one in histories.items()},
+    )
+    router = Router(run, routes, _Sink(), 1, STREAM_PARTITIONS, lambda: 1, is_topic=True)
     stream = TopicStream(
-        *(place, asked, lambda _: decoder_of("json"), lambda: frozenset(range(PARTITIONS))),
+        *(place, run, lambda _: decoder_of("json"), lambda: frozenset(histories)),
         *(_unreadable, _forgotten, SYNC_MS, lambda: None),
     )
     while not stream.is_over:
         found = stream.poll()
         if found is None:
             time.sleep(0.001)
-            continue
-        if router is not None:
+        elif to_items:
             for kind, body in found:
                 router.route(kind, body)
+    router.flush()
     assert stream.reason == "all that was asked for was sent", stream.reason
-    if router is not None:
-        router.flush()
-    return sum(until.values())
-
-
-def _router(asked: _Asked) -> Router:
-    routes = [spec.route(number) for number, spec in enumerate(INDEXES, 1)]
-    run = Run(
-        bucket=TOPIC,
-        kind=BACKFILL,
-        connection=1,
-        vbuckets=asked.vbuckets,
-        carried={route.index.id: route.index for route in routes},
-        opened_ms=0,
-        number=1,
-        starts=asked.starts,
-        until=asked.until,
-    )
-    return Router(run, routes, _Sink(), 1, STREAM_PARTITIONS, lambda: 1, is_topic=True)
+    return sum(run.until.values())
 
 
 def _unreadable(record: Any, error: Exception) -> None:

@@ -1,9 +1,7 @@
 """What Kafka says of the partitions of a topic whose documents are a bucket: bounds and history.
 
-The history of a partition is that of its leader epochs: each leader begins one, where its log ended
-when it began to lead. Who has read further in an epoch than that has read what was lost since (an
-unclean election). Where epochs end is asked by a request of `requests.py`; all others are
-confluent-kafka's. Source: KIP-101, KIP-320.
+What a history is, `coordinator.core.model.topic_logs` says. Where epochs end is asked by a request
+of `requests.py`; all others are confluent-kafka's.
 """
 
 from __future__ import annotations

@@ -78,7 +78,6 @@ class ReadPartition:
     reached: int
     epoch: int
     vbuuid: Vbuuid
-    until: int | None
     low: int
     epochs: tuple[Epoch, ...]
     read_epoch: int = -1
@@ -124,7 +123,7 @@ class TopicReading:
         self.pending: dict[int, int] = {}
         """Ends of snapshots to tell of: their seqnos."""
         self.gone_over: set[int] = set()
-        """Partitions that are on another branch: what was fetched of them may be of the old one."""
+        """Those that are on another branch: what was fetched of them may be of the old one."""
         self._due: set[int] = set()
         """Partitions of which it is time to tell the end of a snapshot."""
         self._out: list[Frame] = []
@@ -154,20 +153,16 @@ class TopicReading:
 
     def _begin(self, p: int, history: History, log: FailoverLog, seqno: int) -> None:
         """Begin one partition, or begin it again on another branch."""
-        until = self._until.get(p)
         self._emit(frames.begin(p, log[0].vbuuid, Seqno(seqno), log))
         self.partitions[p] = ReadPartition(
             at=seqno,
             reached=seqno,
             epoch=history.epochs[0].number,
             vbuuid=log[0].vbuuid,
-            until=until,
             low=history.low,
             epochs=history.epochs,
         )
-        if until is not None and seqno >= until:
-            self.end(p, Reason.DONE)
-        elif seqno >= history.stable:
+        if not self._end_if_asked(p) and seqno >= history.stable:
             self.pending[p] = seqno
 
     # -- what is read ------------------------------------------------------------------------
@@ -241,9 +236,7 @@ class TopicReading:
     def _pass_log_end(self, p: int, partition: ReadPartition) -> None:
         """All that there was had been read: what follows was written later."""
         partition.reached = max(partition.reached, partition.log_end)
-        partition.log_end = 0
-        is_over = self._end_if_asked(p, partition)
-        if not is_over and self._is_compacted and p in self._due:
+        if not self._end_if_asked(p) and self._is_compacted and p in self._due:
             self._due.remove(p)
             self._emit_mutations(p, partition)
             self.pending.pop(p, None)
@@ -289,14 +282,14 @@ class TopicReading:
             self._emit(frames.sync([(p, partition.at)]))
         self._emit(frames.end(p, Seqno(partition.at), Reason.MOVED))
         self._begin(p, history, log, partition.at)
-        self.gone_over.add(p)
         if (again := self.partitions.get(p)) is not None:
+            self.gone_over.add(p)
             shared = shared_seqno(log, end, partition.vbuuid) or 0
             again.reached = max(again.reached, min(partition.reached, shared))
 
     def begin_anew(self, p: int) -> None:
         """Nothing that was fetched before comes any more: the client is at `next_offset`."""
-        self.gone_over.discard(p)
+        self.gone_over.remove(p)
 
     # -- what is told ------------------------------------------------------------------------
 
@@ -310,14 +303,13 @@ class TopicReading:
             return
         partition.is_at_end = False
         self.pending[p] = partition.at
-        self._end_if_asked(p, partition)
+        self._end_if_asked(p)
 
-    def _end_if_asked(self, p: int, partition: ReadPartition) -> bool:
+    def _end_if_asked(self, p: int) -> bool:
         """End a partition if all was read up to where it was to end; tell whether it is over."""
-        until = partition.until
+        partition, until = self.partitions[p], self._until.get(p)
         if until is None or partition.reached < until:
             return False
-        self._emit_mutations(p, partition)
         partition.at = max(partition.at, until)
         self.end(p, Reason.DONE)
         return True
@@ -329,6 +321,7 @@ class TopicReading:
         if self.pending.pop(p, None) is not None and reason != Reason.DONE:
             self._emit(frames.sync([(p, partition.at)]))
         del self.partitions[p]
+        self.gone_over.discard(p)
         self._emit(frames.end(p, Seqno(partition.at), reason))
 
     def sync(self) -> None:
@@ -338,7 +331,7 @@ class TopicReading:
         if pending:
             self._emit(frames.sync(pending.items()))
 
-    def frames(self) -> list[Frame]:
+    def drain(self) -> list[Frame]:
         """Return the frames since it was asked last."""
         out, self._out = self._out, []
         return out

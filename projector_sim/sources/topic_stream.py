@@ -193,11 +193,11 @@ class TopicStream(QueuedStream):
     def _begin_anew(self, reading: TopicReading, reader: Consumer) -> None:
         """Have the client drop what it has fetched of partitions that have gone over to another
         branch, and read them from where they are."""
-        topic, partitions = self._place.facts.topic, reading.partitions
+        topic = self._place.facts.topic
         for p in tuple(reading.gone_over):
-            if p in partitions:
-                reader.incremental_unassign([TopicPartition(topic, p)])
-                reader.incremental_assign([TopicPartition(topic, p, partitions[p].next_offset)])
+            start = reading.partitions[p].next_offset
+            reader.incremental_unassign([TopicPartition(topic, p)])
+            reader.incremental_assign([TopicPartition(topic, p, start)])
             reading.begin_anew(p)
 
     def _note_log_end(self, reading: TopicReading, reader: Consumer, p: int) -> None:
@@ -256,5 +256,5 @@ class TopicStream(QueuedStream):
 
     def _flush(self, reading: TopicReading) -> bool:
         """Hand over what has come together; False: nobody wants it any more."""
-        frames = reading.frames()
+        frames = reading.drain()
         return not frames or self._put(frames)

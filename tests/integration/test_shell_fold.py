@@ -116,16 +116,14 @@ async def forgotten_records(servers: str, folder: Path) -> None:
         consumer: Any = fold.app.consumer
         await asyncio.to_thread(write_restarts, servers, cluster, range(7, 10))
         await until(lambda: seen[-1] == 8, seen)
-        assert seen == [4, 5, 6, 7, 8]
-        for end in (9, 10, 11):
-            seen.clear()
-            fold._begin_at[fold._place(RESTART)] = 1
-            await consumer.perform_seek()
-            await asyncio.to_thread(write_restarts, servers, cluster, range(end + 1, end + 2))
-            await until(lambda end=end: seen[-1:] == [end], seen)
-            if seen[0] == 4:
-                break  # Else something that Faust had fetched before has come behind the seek.
-        assert seen == list(range(4, end + 1))
+        place = fold._place(RESTART)
+        # Faust notes how far it has read behind the agent, and would note it over the seek.
+        await until(lambda: consumer._read_offset[place] == 8, seen)
+        fold._begin_at[place] = 1
+        await consumer.perform_seek()
+        await asyncio.to_thread(write_restarts, servers, cluster, range(10, 12))
+        await until(lambda: seen[-1] == 10, seen)
+        assert seen == [4, 5, 6, 7, 8, 4, 5, 6, 7, 8, 9, 10]
         await asyncio.to_thread(write, servers, cluster, 1)
         await until(lambda: commits == [0, 1, 2, 3], commits)
         assert fold.failure == ""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterable
 
 import pytest
 
 from tests.conftest import PROFILE
+from tests.simulation.kernel.runs import SeedReport
 from tests.simulation.scenes import world  # noqa: F401
 
 FIRST, LAST = 1_000_000, 9_000_000
@@ -34,6 +36,14 @@ ENOUGH = 40
 def portion(first: int, base: int = 0) -> range:
     """Return a batch of the seeds of worlds with a data plane, from `first` on above `base`."""
     return range(base + first, base + min(first + BATCH, PLANE_SEEDS))
+
+
+def require_met(met: SeedReport, faults: Iterable[str]) -> None:
+    """Require that worlds with a data plane, always the same and new ones, have met all of these
+    faults, and no other."""
+    if met.coverage.worlds < 2 * PLANE_SEEDS or PLANE_SEEDS < ENOUGH:
+        pytest.skip("too few seeds")
+    assert set(met.coverage.strikes) == set(faults)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -14,7 +14,7 @@ from coordinator.core.keys.key_versions import ABSENT, END, SYNC, Item, begin
 from coordinator.core.model.stream_records import BACKFILL, MAINTENANCE, NOT_SAID, KeyVersions
 from indexer_sim.bucket.tracker import Tracker
 from projector_sim.projector.router import Router
-from tests.simulation.conftest import BASE, BATCH, ENOUGH, PLANE_SEEDS, portion
+from tests.simulation.conftest import BASE, BATCH, PLANE_SEEDS, portion, require_met
 from tests.simulation.kernel.runs import SeedReport, ends_in_processes, hold
 from tests.simulation.plane.faults import ACTIONS
 from tests.simulation.plane.world import AT_ONCE, PlaneWorld
@@ -43,9 +43,7 @@ def test_so_it_is_in_worlds_that_nobody_has_run(first: int) -> None:
 
 
 def test_the_run_met_every_fault() -> None:
-    if MET.coverage.worlds < 2 * PLANE_SEEDS or PLANE_SEEDS < ENOUGH:
-        pytest.skip("too few seeds")
-    assert set(MET.coverage.strikes) == set(ACTIONS)
+    require_met(MET, ACTIONS)
     assert MET.coverage.checks > 50 * MET.coverage.worlds
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.simulation.conftest import BASE, BATCH, ENOUGH, PLANE_SEEDS, portion
+from tests.simulation.conftest import BASE, BATCH, PLANE_SEEDS, portion, require_met
 from tests.simulation.kernel.runs import SeedReport, hold
 from tests.simulation.plane.faults import STORE_LOSES
 from tests.simulation.plane.reading_topics import TOPIC_ACTIONS, TopicWorld
@@ -32,9 +32,7 @@ def test_so_it_is_in_worlds_that_nobody_has_run(first: int) -> None:
 
 
 def test_the_run_met_every_fault() -> None:
-    if MET.coverage.worlds < 2 * PLANE_SEEDS or PLANE_SEEDS < ENOUGH:
-        pytest.skip("too few seeds")
-    assert set(MET.coverage.strikes) == {*TOPIC_ACTIONS, STORE_LOSES}
+    require_met(MET, (*TOPIC_ACTIONS, STORE_LOSES))
 
 
 @pytest.mark.thorough

@@ -35,10 +35,9 @@ from projector_sim.projector.stream_planner import (
 from projector_sim.protocol.frames import Kind
 from tests.simulation.kernel.actor import Ear
 from tests.simulation.kernel.violation import require
+from tests.simulation.plane.connection import SourceConnection
 from tests.simulation.plane.mutations import PARTITIONS, Producer
 from tests.simulation.plane.shell import Shell
-from tests.simulation.plane.store import Connection
-from tests.simulation.plane.topics import TopicConnection
 from tests.simulation.voices import ProjectorVoice
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class Line:
     """A connection that runs."""
 
     run: Run
-    stream: Connection | TopicConnection
+    stream: SourceConnection
     router: Router
 
 

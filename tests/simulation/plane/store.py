@@ -8,7 +8,7 @@ sent as it was written.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from projector_sim.kv.vbuckets import spread, vbucket_of
@@ -18,6 +18,7 @@ from projector_sim.protocol import frames
 from projector_sim.protocol.failover import Branch, FailoverLog, branched, rollback_seqno
 from projector_sim.protocol.frames import Reason
 from tests.simulation.kernel.actor import Actor
+from tests.simulation.plane.connection import SourceConnection
 
 if TYPE_CHECKING:
     from tests.simulation.plane.world import PlaneWorld
@@ -136,56 +137,19 @@ class Store(Actor):
                 connection.wake()
 
 
-@dataclass(eq=False)
-class Connection:
-    """A stream of some vbuckets: what it sends goes into `inbox`, as a kind and the frame's body.
+class Connection(SourceConnection):
+    """A stream of some vbuckets."""
 
-    `woken` is called when there is something, or when it is over.
-    """
-
-    store: Store
-    run: Run
-    node: int
-    woken: Callable[[], None]
-    inbox: list[tuple[int, bytes]] = field(default_factory=list)
-    at: dict[int, int] = field(default_factory=dict)
-    leaving: dict[int, Reason] = field(default_factory=dict)
-    closed: bool = False
-    reason: str = ""
-    _reading: set[int] = field(default_factory=set)
-    _pending: dict[int, int] = field(default_factory=dict)
-    _due: bool = False
-
-    def __post_init__(self) -> None:
-        self.store.world.clock.at(self.store.world.clock.delay(), self._open)
-
-    @property
-    def is_over(self) -> bool:
-        return self.closed and not self.inbox
-
-    def close(self, reason: str) -> None:
-        """The store ends the connection; what it has sent may still be read."""
-        if not self.closed:
-            self.closed, self.reason = True, reason
-            self.store.connections = [c for c in self.store.connections if c is not self]
-            self.woken()
-
-    def abandon(self) -> None:
-        """The other side reads no more."""
-        self.close("abandoned")
-        self.inbox.clear()
-
-    def wake(self) -> None:
-        if not self._due and not self.closed:
-            self._due = True
-            self.store.world.clock.at(self.store.world.clock.delay(), self._pump)
+    def __init__(self, store: Store, run: Run, node: int, woken: Callable[[], None]) -> None:
+        super().__init__(store, run, node, woken)
+        self.at: dict[int, int] = {}
+        self.leaving: dict[int, Reason] = {}
+        self._reading: set[int] = set()
+        self._pending: dict[int, int] = {}
 
     # -- what is sent ------------------------------------------------------------------------
 
-    def _open(self) -> None:
-        if self.closed:
-            return
-        self.store.connections.append(self)
+    def _opened(self) -> None:
         for number in self.run.vbuckets:
             self._begin(self._vbucket(number))
         for number in list(self.at):
@@ -212,9 +176,6 @@ class Connection:
 
     def _pump(self) -> None:
         """Send a little of some vbucket."""
-        self._due = False
-        if self.closed:
-            return
         chance = self.store.world.clock.chance
         if len(self.inbox) < INBOX_MAX:
             behind = [v for v, at in self.at.items() if at < self._vbucket(v).high]

@@ -22,6 +22,7 @@ from projector_sim.protocol.frames import Reason
 from projector_sim.sources.topic_reading import ReadPartition, TopicBranches, TopicReading
 from projector_sim.sources.topic_records import Document, RecordError
 from tests.simulation.kernel.actor import Actor
+from tests.simulation.plane.connection import SourceConnection
 from tests.simulation.plane.store import INBOX_MAX, NODES, PIECE, Mutation
 
 if TYPE_CHECKING:
@@ -299,50 +300,18 @@ class TopicStore(Actor):
                 connection.wake()
 
 
-class TopicConnection:
-    """A connection to a topic: what it says goes into `inbox`, as a kind and the frame's body.
-
-    `woken` is called when there is something, or when it is over.
-    """
+class TopicConnection(SourceConnection):
+    """A connection to a topic."""
 
     def __init__(self, store: TopicStore, run: Run, node: int, woken: Callable[[], None]) -> None:
-        self.store, self.run, self.node, self._woken = store, run, node, woken
-        self.inbox: list[tuple[int, bytes]] = []
-        self.closed, self.reason = False, ""
-        self._due = False
+        super().__init__(store, run, node, woken)
         self._topic: list[TopicLog] = []
         self._clients: dict[int, Client] = {}
-        self._clock = store.world.clock
-        self._clock.at(self._clock.delay(), self._open)
-
-    @property
-    def is_over(self) -> bool:
-        return self.closed and not self.inbox
-
-    def close(self, reason: str) -> None:
-        """It is over; what it has said may still be read."""
-        if not self.closed:
-            self.closed, self.reason = True, reason
-            self.store.connections = [c for c in self.store.connections if c is not self]
-            self._woken()
-
-    def abandon(self) -> None:
-        """The other side reads no more."""
-        self.close("abandoned")
-        self.inbox.clear()
-
-    def wake(self) -> None:
-        if not self._due and not self.closed:
-            self._due = True
-            self._clock.at(self._clock.delay(), self._pump)
 
     # -- what is read ------------------------------------------------------------------------
 
-    def _open(self) -> None:
-        if self.closed:
-            return
+    def _opened(self) -> None:
         run = self.run
-        self.store.connections.append(self)
         self._topic = self.store.buckets[run.bucket]
         self._reading = TopicReading(
             self._topic[0].branches,
@@ -368,10 +337,7 @@ class TopicConnection:
 
     def _pump(self) -> None:
         """Read a little of some partition."""
-        self._due = False
-        if self.closed:
-            return
-        chance, reading = self._clock.chance, self._reading
+        chance, reading = self.clock.chance, self._reading
         if len(self.inbox) < INBOX_MAX:
             left = sorted(reading.partitions)
             if left and chance.random() < 0.9:
@@ -432,7 +398,7 @@ class TopicConnection:
         return not self._is_owned(number) or is_behind or is_led_on
 
     def _hand_over(self) -> None:
-        self.inbox += self._reading.frames()
+        self.inbox += self._reading.drain()
         if not self._reading.partitions:
             self.close("all that was asked for was sent")
-        self._woken()
+        self.woken()

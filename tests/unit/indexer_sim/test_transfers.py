@@ -120,13 +120,32 @@ def at(tmp_path: Path) -> Iterator[Any]:
         one.storage.close()
 
 
+def to_fill(source: Holder, at: Any, count: int) -> Target:
+    """Return a target that is attached above all of so many documents, and knows its origin."""
+    written(source, count)
+    target: Target = at(count, 0)
+    target.knows(*source.origins())
+    return target
+
+
+IN_BOTH = put_many(0, 1, b"d", (0, b"a"), (2, b"c"))
+"""A document with keys in slices of two origins."""
+
+
+def to_fill_from_both(source: Holder, other: Holder, at: Any) -> Target:
+    """Return a target of the slices of both, which have one document."""
+    for one in (source, other):
+        one.apply(MAINTENANCE, 1, IN_BOTH, Item(SYNC, 0, 1))
+    target: Target = at(1, 0, pieces=(*ALL, *SECOND))
+    target.knows(*source.origins(), *other.origins())
+    return target
+
+
 # -- what is given, and taken ----------------------------------------------------------------------
 
 
 def test_a_part_is_what_its_origin_holds(source: Holder, at: Any) -> None:
-    written(source, 7)
-    target = at(7, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 7)
     assert target.fillings.are_filled() == {PART}
     assert not target.is_complete
     assert exchange(target, source) >= 4
@@ -196,17 +215,13 @@ def test_what_one_of_two_origins_gave_is_completed_by_a_backfill(
 ) -> None:
     """One origin has given its keys of a document, the other one gives nothing: a projector tells
     all of them, of the same mutation."""
-    item = put_many(0, 1, b"d", (0, b"a"), (2, b"c"))
-    for one in (source, other):
-        one.apply(MAINTENANCE, 1, item, Item(SYNC, 0, 1))
-    target = at(1, 0, pieces=(*ALL, *SECOND))
-    target.knows(*source.origins(), *other.origins())
+    target = to_fill_from_both(source, other, at)
     exchange(target, source, other, steps=2)
     assert target.entries() == {0: [b"ad"], 1: [], 2: []}
     [(filling, _)] = target.fillings.asks(0.0)
     target.fillings.refused(filling, TransferRefused("index_not_found", "it is not here"), 0.0)
     assert target.fillings.are_filled() == frozenset()
-    target.apply(BACKFILL_KIND, 1, begin(0, Seqno(0), BRANCH, [0]), item, Item(END, 0, 1))
+    target.apply(BACKFILL_KIND, 1, begin(0, Seqno(0), BRANCH, [0]), IN_BOTH, Item(END, 0, 1))
     assert target.entries() == {0: [b"ad"], 1: [], 2: [b"cd"]}
     assert counted(target.bucket) == scanned(target.bucket)
 
@@ -240,9 +255,7 @@ def test_an_origin_that_is_not_that_far_is_asked_again(source: Holder, at: Any) 
 
 
 def test_a_transfer_stays_as_it_was_when_it_began(source: Holder, at: Any) -> None:
-    written(source, 6)
-    target = at(6, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 6)
     exchange(target, source, steps=2)
     source.apply(MAINTENANCE, 1, gone(0, 7, b"d006"))
     source.apply(MAINTENANCE, 1, put(0, 8, b"d005", 0, b"other"))
@@ -273,9 +286,7 @@ def test_storage_that_begins_from_nothing_is_filled_anew(source: Holder, at: Any
 
 def test_a_rollback_takes_back_what_was_filled(source: Holder, at: Any) -> None:
     """The store has lost what came after seqno 4; the origin has not heard of it."""
-    written(source, 6)
-    target = at(6, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 6)
     exchange(target, source, steps=3)
     target.bucket.roll_back(make_rollback(3, NEWER, {0: 4}))
     for turn in range(1, 5):
@@ -285,9 +296,7 @@ def test_a_rollback_takes_back_what_was_filled(source: Holder, at: Any) -> None:
 
 
 def test_another_branch_is_not_what_was_given(source: Holder, at: Any) -> None:
-    written(source, 4)
-    target = at(4, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 4)
     exchange(target, source, steps=1)
     target.apply(MAINTENANCE, 9, begin(0, 4, NEWER, [0]), number=2)
     exchange(target, source, now_s=1.0)
@@ -344,9 +353,7 @@ def test_who_refuses_for_good_leaves_it_to_projectors(source: Holder, at: Any) -
 
 
 def test_who_does_not_get_on_leaves_it_to_projectors(source: Holder, at: Any) -> None:
-    written(source, 3)
-    target = at(3, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 3)
     assert len(target.fillings.asks(0.0)) == 1, "and nobody answers"
     assert target.fillings.asks(module.PATIENCE_S + 1) != [], "it may have been the turn of others"
     assert target.fillings.asks(module.PATIENCE_S + 2) != []
@@ -355,9 +362,7 @@ def test_who_does_not_get_on_leaves_it_to_projectors(source: Holder, at: Any) ->
 
 
 def test_who_begins_anew_again_and_again_leaves_it_to_projectors(source: Holder, at: Any) -> None:
-    written(source, 3)
-    target = at(3, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 3)
     for turn in range(module.ATTEMPTS_MAX + 3):
         for filling, _ in target.fillings.asks(float(turn)):
             target.fillings.refused(filling, TransferRefused("transfer_gone", ""), float(turn))
@@ -379,9 +384,7 @@ def test_who_is_not_attached_everywhere_leaves_it_to_projectors(
 
 def test_what_a_backfill_has_brought_is_not_filled(source: Holder, at: Any) -> None:
     """What is deleted then leaves no tombstone, and would come back."""
-    written(source, 4)
-    target = at(4, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 4)
     exchange(target, source, steps=1)
     target.apply(BACKFILL_KIND, 2, begin(0, 0, BRANCH, [0]))
     assert target.fillings.are_filled() == {PART}
@@ -405,9 +408,7 @@ def test_a_part_may_go_while_a_page_is_on_its_way(
     source: Holder, at: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is released between the look-up of its bucket and the lock of that."""
-    written(source, 4)
-    target = at(4, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 4)
     exchange(target, source, steps=1)
     [(filling, page)] = target.fillings.asks(0.0)
     given = source.giving.answer(page)
@@ -426,9 +427,7 @@ def test_a_part_may_go_while_a_page_is_on_its_way(
 
 
 def test_a_failover_that_loses_nothing_begins_another_transfer(source: Holder, at: Any) -> None:
-    written(source, 6)
-    target = at(6, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 6)
     exchange(target, source, steps=2)
     log = (FailoverBranch(Vbuuid(NEWER), Seqno(6)), FailoverBranch(Vbuuid(BRANCH), Seqno(0)))
     for one in (source, target):
@@ -442,9 +441,7 @@ def test_a_failover_that_loses_nothing_begins_another_transfer(source: Holder, a
 
 
 def test_no_snapshot_shows_part_of_a_mutation_of_which_more_comes(source: Holder, at: Any) -> None:
-    written(source, 4)
-    target = at(4, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 4)
     exchange(target, source, steps=1)
     target.bucket.tracker.progress[0].partial = Seqno(5)
     target.bucket.tracker.has_filled(PART)
@@ -510,9 +507,7 @@ def first_ask(source: Holder) -> Ask:
     ],
 )
 def test_a_page_that_cannot_be_is_not_taken(source: Holder, at: Any, wrong: dict[str, Any]) -> None:
-    written(source, 6)
-    target = at(6, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 6)
     exchange(target, source, steps=1)
     [(filling, page)] = target.fillings.asks(0.0)
     right = source.giving.answer(page)
@@ -532,9 +527,7 @@ def test_more_entries_than_a_backfill_costs_are_not_taken(source: Holder, at: An
 
 
 def test_answers_to_other_questions_are_passed_over(source: Holder, at: Any) -> None:
-    written(source, 6)
-    target = at(6, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 6)
     [(filling, first)] = target.fillings.asks(0.0)
     answer(target, source, filling, first)
     answer(target, source, filling, first)
@@ -552,11 +545,7 @@ def test_a_late_answer_of_one_origin_begins_nothing_at_the_next(
     source: Holder, other: Holder, at: Any
 ) -> None:
     """It is asked twice, and answers the second time when its slices are here already."""
-    item = put_many(0, 1, b"d", (0, b"a"), (2, b"c"))
-    for one in (source, other):
-        one.apply(MAINTENANCE, 1, item, Item(SYNC, 0, 1))
-    target = at(1, 0, pieces=(*ALL, *SECOND))
-    target.knows(*source.origins(), *other.origins())
+    target = to_fill_from_both(source, other, at)
     [(filling, first)] = target.fillings.asks(0.0)
     late = source.giving.answer(first)
     exchange(target, source, other, now_s=1.0, steps=2)
@@ -590,9 +579,7 @@ def goes_over(*all_of: FedStorage, at: int) -> None:
 
 
 def test_a_page_that_arrives_on_another_branch_is_not_taken(source: Holder, at: Any) -> None:
-    written(source, 4)
-    target = at(4, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 4)
     exchange(target, source, steps=1)
     [(filling, page)] = target.fillings.asks(0.0)
     given = source.giving.answer(page)
@@ -604,11 +591,7 @@ def test_a_page_that_arrives_on_another_branch_is_not_taken(source: Holder, at: 
 def test_what_one_origin_gave_on_a_branch_is_asked_again_on_the_next(
     source: Holder, other: Holder, at: Any
 ) -> None:
-    item = put_many(0, 1, b"d", (0, b"a"), (2, b"c"))
-    for one in (source, other):
-        one.apply(MAINTENANCE, 1, item, Item(SYNC, 0, 1))
-    target = at(1, 0, pieces=(*ALL, *SECOND))
-    target.knows(*source.origins(), *other.origins())
+    target = to_fill_from_both(source, other, at)
     exchange(target, source, other, steps=2)
     filling = target.fillings._running[PART]
     assert (filling.at, filling.number, len(filling.applied_before)) == (1, 0, 1)
@@ -621,9 +604,7 @@ def test_what_one_origin_gave_on_a_branch_is_asked_again_on_the_next(
 
 
 def test_who_gets_on_slowly_is_not_given_up(source: Holder, at: Any) -> None:
-    written(source, 8)
-    target = at(8, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 8)
     for turn in range(12):
         now_s = turn * (module.PATIENCE_S + 5)
         for filling, ask in target.fillings.asks(now_s, limit=1):
@@ -632,9 +613,7 @@ def test_who_gets_on_slowly_is_not_given_up(source: Holder, at: Any) -> None:
 
 
 def test_who_is_told_to_wait_waits(source: Holder, at: Any) -> None:
-    written(source, 3)
-    target = at(3, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 3)
     busy = TransferRefused("overloaded", "", is_passing=True)
     for turn in range(30):
         for filling, _ in target.fillings.asks(turn * 5.0):
@@ -643,9 +622,7 @@ def test_who_is_told_to_wait_waits(source: Holder, at: Any) -> None:
 
 
 def test_an_answer_that_was_for_another_attachment_is_passed_over(source: Holder, at: Any) -> None:
-    written(source, 6)
-    target = at(6, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 6)
     [(filling, ask)] = target.fillings.asks(0.0)
     target.apply(MAINTENANCE, 5, begin(0, 2, BRANCH, [0]), number=2)
     answer(target, source, filling, ask)
@@ -670,9 +647,7 @@ def test_who_is_on_another_branch_gives_nothing_for_now(source: Holder) -> None:
 
 def test_who_tells_of_it_does_not_wait_for_who_writes(source: Holder, at: Any) -> None:
     """A long batch, or a full disk, must not silence an indexer."""
-    written(source, 3)
-    target = at(3, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 3)
     told: list[frozenset[int]] = []
     for _ in range(2):
         with target.bucket.lock:
@@ -689,9 +664,7 @@ def test_pages_may_be_smaller_than_what_is_read_at_once(
     source: Holder, at: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfers, "AT_ONCE", 100)
-    written(source, 7)
-    target = at(7, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 7)
     exchange(target, source)
     assert target.is_complete
     assert target.entries() == entries_of(source, INDEX)
@@ -699,9 +672,7 @@ def test_pages_may_be_smaller_than_what_is_read_at_once(
 
 def test_a_bucket_that_is_to_be_loaded_is_not_filled(source: Holder, at: Any) -> None:
     """What is known of it is not what is written there."""
-    written(source, 4)
-    target = at(4, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 4)
     exchange(target, source, steps=1)
     [(filling, page)] = target.fillings.asks(0.0)
     target.bucket.stale = True
@@ -724,9 +695,7 @@ def test_another_build_is_filled_from_its_beginning(source: Holder, at: Any) -> 
 
 
 def test_after_a_page_that_cannot_be_written_filling_begins_anew(source: Holder, at: Any) -> None:
-    written(source, 6)
-    target = at(6, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 6)
     exchange(target, source, steps=2)
     [(filling, page)] = target.fillings.asks(0.0)
     assert page.number
@@ -736,9 +705,7 @@ def test_after_a_page_that_cannot_be_written_filling_begins_anew(source: Holder,
 
 
 def test_a_page_that_has_a_document_twice_is_not_taken(source: Holder, at: Any) -> None:
-    written(source, 6)
-    target = at(6, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 6)
     exchange(target, source, steps=1)
     [(filling, page)] = target.fillings.asks(0.0)
     right = source.giving.answer(page)
@@ -794,9 +761,7 @@ def test_who_has_lost_something_or_is_not_complete_gives_nothing_for_now(
 
 
 def test_what_is_filled_is_no_change_of_the_documents(source: Holder, at: Any) -> None:
-    written(source, 6)
-    target = at(6, 0)
-    target.knows(*source.origins())
+    target = to_fill(source, at, 6)
     exchange(target, source)
     sizes = dict(target.bucket.sizes.all())
     assert [(sizes[PART, n].entries, sizes[PART, n].changes) for n in (0, 1)] == [(3, 0), (3, 0)]

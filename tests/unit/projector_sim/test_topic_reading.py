@@ -88,13 +88,20 @@ class Reading:
         self.unreadable.append((record.offset(), error.code))
 
     def said(self) -> list[Frame]:
-        out = self.reading.frames()
+        out = self.reading.drain()
         raw = b"".join(frames.HEAD.pack(len(body) + 1, kind) + body for kind, body in out)
         return list(Decoder().feed(raw))
 
     def take(self, *records: Written) -> None:
         for record in records:
             self.reading.take(record)
+
+    def portion(self, *records: Written, log_end: int = -1) -> None:
+        """Take what comes at once; `log_end`: what is known of the end of the log then."""
+        self.take(*records)
+        if log_end >= 0:
+            self.reading.note_log_end(0, log_end)
+        self.reading.end_portion(0)
 
 
 def test_another_leader_that_has_all_that_was_read_ends_a_stream_and_begins_it_again() -> None:
@@ -105,8 +112,7 @@ def test_another_leader_that_has_all_that_was_read_ends_a_stream_and_begins_it_a
     here.take(Written(2, epoch=3), Written(3, epoch=3))
     assert here.reading.gone_over == {0}, "these are fetched again, of the next leader"
     here.reading.begin_anew(0)
-    here.take(Written(2, epoch=3))
-    here.reading.end_portion(0)
+    here.portion(Written(2, epoch=3))
     one, two, *told, begun, three = here.said()
     assert [m.seqno for m in (one, two, three) if isinstance(m, Mutated)] == [1, 2, 3]
     assert told == [Sync(((0, 2),)), End(0, 2, Reason.MOVED)]
@@ -140,8 +146,7 @@ def test_another_leader_without_what_was_passed_goes_on_before_it() -> None:
     here.reading.reach_end(0, 3)
     here.reading.begin_anew(0)
     assert here.reading.partitions[0].at == here.reading.partitions[0].reached == 2
-    here.take(Written(2, epoch=1))
-    here.reading.end_portion(0)
+    here.portion(Written(2, epoch=1))
     assert [one.seqno for one in here.said() if isinstance(one, Mutated)] == [1, 2, 3]
 
 
@@ -188,21 +193,15 @@ def test_what_follows_the_end_of_the_log_says_that_all_had_been_read() -> None:
     here = Reading(log((0, 0), end=9), is_compacted=True)
     here.reading.sync()
     here.said()
-    here.take(Written(0), Written(1))
-    here.reading.note_log_end(0, 3)
-    here.reading.end_portion(0)
+    here.portion(Written(0), Written(1), log_end=3)
     assert not here.reading.pending
-    here.take(Written(3))
-    here.reading.note_log_end(0, 5)
-    here.reading.end_portion(0)
+    here.portion(Written(3), log_end=5)
     assert [type(one) for one in here.said()] == [Mutated, Mutated, Sync, Mutated]
-    here.take(Written(5))
-    here.reading.end_portion(0)
+    here.portion(Written(5))
     assert [type(one) for one in here.said()] == [Mutated], "it is not time for another one"
     here.reading.sync()
     here.reading.note_log_end(0, 7)
-    here.take(Written(6), Written(7))
-    here.reading.end_portion(0)
+    here.portion(Written(6), Written(7))
     assert [type(one) for one in here.said()] == [Mutated, Mutated], (
         "one was between, and what it replaces may have been removed since"
     )
@@ -210,9 +209,7 @@ def test_what_follows_the_end_of_the_log_says_that_all_had_been_read() -> None:
 
 def test_a_backfill_ends_where_the_log_ended_when_something_follows() -> None:
     here = Reading(log((0, 0), end=3), is_compacted=True, until=3)
-    here.take(Written(0), Written(1))
-    here.reading.note_log_end(0, 3)
-    here.reading.end_portion(0)
+    here.portion(Written(0), Written(1), log_end=3)
     assert 0 in here.reading.partitions
     here.take(Written(3))
     assert here.said()[-1] == End(0, 3, Reason.DONE)
@@ -231,8 +228,9 @@ def test_what_is_no_document_is_its_deletion_and_what_closes_the_registry_ends_t
     None
 ):
     here = Reading(log((0, 0), end=9))
-    here.take(Written(0, text=b"none"), Written(1, text=b"deep"), Written(2, name="e", text="{}"))
-    here.reading.end_portion(0)
+    here.portion(
+        Written(0, text=b"none"), Written(1, text=b"deep"), Written(2, name="e", text="{}")
+    )
     found = [(one.key, one.document) for one in here.said() if isinstance(one, Mutated)]
     assert found == [(b"d", None), (b"d", None), (b"e", b"{}")]
     assert here.unreadable == [(0, "bad_json"), (1, "bad_record")]
@@ -250,13 +248,9 @@ def test_who_is_moved_away_is_told_how_far_it_was_read() -> None:
 
 def test_a_compacted_topic_that_is_written_to_all_the_time_has_snapshots() -> None:
     here = Reading(log((0, 0), end=9), is_compacted=True)
-    here.take(Written(0), Written(1))
-    here.reading.note_log_end(0, 9)
-    here.reading.end_portion(0)
+    here.portion(Written(0), Written(1), log_end=9)
     assert not here.reading.pending
-    here.take(Written(8))
-    here.reading.note_log_end(0, 9)
-    here.reading.end_portion(0)
+    here.portion(Written(8), log_end=9)
     assert here.reading.pending == {0: 9}
 
 
@@ -292,16 +286,14 @@ def test_a_record_behind_the_end_is_not_the_end() -> None:
     here = Reading(log((0, 0), end=9), is_compacted=True)
     here.take(Written(0))
     here.reading.reach_end(0, 1)
-    here.take(Written(1))
-    here.reading.end_portion(0)
+    here.portion(Written(1))
     assert not here.reading.pending
 
 
 def test_a_record_of_nothing_is_no_mutation() -> None:
     """What is no document, and does not say of which it is the deletion, is passed."""
     here = Reading(log((0, 0), end=9))
-    here.take(Written(0, name=None))
-    here.reading.end_portion(0)
+    here.portion(Written(0, name=None))
     assert not [one for one in here.said() if isinstance(one, Mutated)]
     assert here.unreadable == [(0, "bad_record")]
     assert here.reading.partitions[0].at == 1
@@ -360,8 +352,7 @@ def test_what_was_at_an_end_and_goes_on_is_at_none() -> None:
     here.take(Written(0))
     here.reading.reach_end(0, 1)
     here.reading.end_portion(0)
-    here.take(Written(1))
-    here.reading.end_portion(0)
+    here.portion(Written(1))
     assert here.reading.pending == {}
 
 
@@ -377,8 +368,7 @@ def test_an_end_is_told_once() -> None:
 
 def test_an_end_that_was_not_told_is_told_before_a_partition_ends_and_not_after() -> None:
     here = Reading(log((0, 0), end=2))
-    here.take(Written(0))
-    here.reading.end_portion(0)
+    here.portion(Written(0))
     here.reading.end(0, Reason.MOVED)
     assert here.said()[-2:] == [Sync(((0, 1),)), End(0, 1, Reason.MOVED)]
     assert here.reading.pending == {}
