@@ -30,9 +30,8 @@ END_WAIT_S = 5.0
 transaction become visible partition by partition."""
 
 
-SHORT_READS = {"queued.max.messages.kbytes": 2_048, "fetch.queue.backoff.ms": 5}
-"""Most reads are of a few records: the client must not fetch megabytes ahead, nor pause for the
-second that is its default when it has."""
+SHORT_READS = {"queued.max.messages.kbytes": 2_048}
+"""Most reads are of a few records: the client must not fetch megabytes ahead."""
 
 NEAR = 500
 """So many records are rather read than a place found more precisely."""

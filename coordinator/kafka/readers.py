@@ -32,6 +32,11 @@ TAIL_WAIT_MS = 500
 """Kafka answers as soon as there is something. A reader that also asks for bounds would have its
 question wait behind a fetch; the reader of a tail asks for nothing else."""
 
+FETCH_AGAIN_MS = 10
+"""A client that has fetched as much as it may keep looks so soon again whether something was taken.
+By default it pauses for a second: a reader that takes what is there in less would wait for the
+rest of it."""
+
 ATTEMPT_S, LOOK_S = SOCKET_TIMEOUT_MS / 1000, 1.0
 """So long one attempt takes to ask for bounds, and who failed to look for another leader."""
 
@@ -53,6 +58,7 @@ def consumer(bootstrap_servers: str, group: str, **more: Any) -> Consumer:
             "fetch.wait.max.ms": FETCH_WAIT_MS,
             "fetch.message.max.bytes": MESSAGE_BYTES_MAX,
             "queued.max.messages.kbytes": 16_384,
+            "fetch.queue.backoff.ms": FETCH_AGAIN_MS,
             "socket.timeout.ms": SOCKET_TIMEOUT_MS,
             "reconnect.backoff.max.ms": RECONNECT_BACKOFF_MS_MAX,
             "socket.nagle.disable": True,

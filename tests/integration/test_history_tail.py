@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,6 @@ from coordinator.kafka import history_tail
 from coordinator.kafka.history_tail import HistoryTail
 from coordinator.kafka.log_reader import LogReader, Read
 from coordinator.kafka.topics import HISTORY, SNAPSHOTS, delete_records
-from tests.integration.cluster import wait_until
 from tests.integration.written_log import WrittenLog
 from tests.support.changes import deleted, written
 from tests.support.ports import reserve_port
@@ -327,20 +328,7 @@ def test_a_watch_of_what_cannot_be_is_refused_at_once(
     assert said in caught.value.message
 
 
-def client_threads() -> set[str]:
-    """Return which threads of Kafka's client this process has, by their number."""
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # It has ended meanwhile.
-            if (task / "comm").read_text().startswith("rdk:"):
-                found.add(task.name)
-    return found
-
-
-def test_closing_ends_a_watch_that_another_thread_waits_in_and_leaves_no_thread(
-    log: WrittenLog,
-) -> None:
-    others = client_threads()
+def test_closing_ends_a_watch_that_another_thread_waits_in(log: WrittenLog) -> None:
     told: list[Told] = []
     begun = threading.Event()
 
@@ -355,12 +343,44 @@ def test_closing_ends_a_watch_that_another_thread_waits_in_and_leaves_no_thread(
         waiting = threading.Thread(target=follow, args=(watch,))
         waiting.start()
         assert begun.wait(20)
-        assert client_threads() - others
     waiting.join(20)
     assert not waiting.is_alive()
     assert [event["type"] for event in told] == ["bookmark"]
     assert list(abandoned) == []
-    wait_until(lambda: not client_threads() - others, "no thread is left")
+
+
+WATCHED = """
+import sys, time
+from pathlib import Path
+from coordinator.client.kafka_watch import KafkaWatch
+
+def name_of(task):
+    try:
+        return (task / "comm").read_text()
+    except OSError:  # It has ended meanwhile.
+        return ""
+
+def threads_of_clients():
+    tasks = list(Path("/proc/self/task").iterdir())
+    return [task for task in tasks if name_of(task).startswith("rdk:")]
+
+with KafkaWatch(*sys.argv[1:]) as watch:
+    watching = watch.watch()
+    assert next(watching)["type"] == "bookmark"
+    assert threads_of_clients()
+end = time.monotonic() + 20
+while threads_of_clients() and time.monotonic() < end:
+    time.sleep(0.05)
+print(len(threads_of_clients()))
+"""
+"""Watches, closes, and prints how many threads of Kafka's clients are left."""
+
+
+def test_a_watch_that_is_closed_leaves_no_thread(log: WrittenLog) -> None:
+    """In a process of its own: here the clients of other tests start threads when they like."""
+    program = [sys.executable, "-c", WATCHED, log.servers, log.name]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "0\n", done.stderr
 
 
 def test_an_async_watch_tells_the_same_and_ends_when_its_task_is_cancelled(
