@@ -13,6 +13,7 @@ from fastapi import FastAPI, Query
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from coordinator import codec
 from coordinator.core.catalog.buckets import describe_bucket
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.model import commands
@@ -22,7 +23,14 @@ from coordinator.core.model.types import Cas
 from coordinator.core.node import Node
 from coordinator.http.aside import BUCKETS
 from coordinator.http.errors import ApiError
-from coordinator.http.execution import IdempotencyKey, IfMatch, Principal, answer, execute
+from coordinator.http.execution import (
+    IdempotencyKey,
+    IfMatch,
+    Principal,
+    answer,
+    execute,
+    is_repeat,
+)
 from coordinator.http.history import Settle
 from coordinator.http.models import Text
 from coordinator.http.shared import Consistency, read_answer, read_aside
@@ -113,12 +121,23 @@ def add_buckets(app: FastAPI, shell: Shell, settle: Settle) -> None:
     ) -> Response:
         """Add a bucket whose documents are in a Kafka topic: its partitions are the vbuckets."""
         source = body.source
-        partitions = await _partitions(shell, source.topic)
+        try:
+            partitions = await _partitions(shell, source.topic)
+        except ApiError:
+            await settle("linearizable", 0)
+            if not is_repeat(shell, idempotency_key):
+                raise
+            partitions = 0  # Whatever the topic is now, the first outcome is answered.
         command = commands.AddBucket(
             body.name, source.topic, partitions, source.format, source.registry or ""
         )
         outcome = await execute(
-            shell, command, key=idempotency_key, if_match=if_match, principal=x_principal
+            shell,
+            command,
+            key=idempotency_key,
+            if_match=if_match,
+            principal=x_principal,
+            fingerprint=codec.hashed(f"{body.model_dump_json()} {if_match}".encode()),
         )
         return answer(outcome, 201)
 

@@ -89,6 +89,11 @@ async def execute(
     return raise_unless_ok(await shell.ask(make))
 
 
+def is_repeat(shell: Shell, key: str | None) -> bool:
+    """Tell whether the outcome of a request is known here: nothing has to be decided for it."""
+    return key is not None and shell.node.outcomes.find(key) is not None
+
+
 def _fingerprint(command: commands.Command, expected: Cas | None, given: int | None) -> int:
     return codec.fingerprint(command, expected) if given is None else given
 

@@ -27,7 +27,7 @@ from coordinator.core.model.entities import MOVE_PENDING, NOWHERE, Move, Rebalan
 from coordinator.http import models, views
 from coordinator.http.aside import VIEWS
 from coordinator.http.errors import ApiError, json_response
-from coordinator.http.execution import IdempotencyKey, Principal, execute
+from coordinator.http.execution import IdempotencyKey, Principal, execute, is_repeat
 from coordinator.http.history import Settle
 from coordinator.http.shared import APPLIED_CAS, Consistency, read_answer, read_aside
 from coordinator.node.repairs import planned
@@ -48,7 +48,13 @@ def add_rebalances(app: FastAPI, shell: Shell, settle: Settle) -> None:
         With `dry_run` only the plan is answered.
         """
         await settle("linearizable", 0)
-        command, impossible = await VIEWS.run(lambda: _command(shell, body))
+        try:
+            command, impossible = await VIEWS.run(lambda: _command(shell, body))
+        except ApiError:
+            if body.dry_run or not is_repeat(shell, idempotency_key):
+                raise
+            # Whatever could be planned now, the first outcome is answered.
+            command, impossible = commands.BeginRebalance(()), []
         if body.dry_run:
             cas = shell.node.state.cas
             planned = {"rebalance": _planned(command), "impossible": impossible, "cas": cas}

@@ -233,7 +233,12 @@ class Scatter:
     async def _begin(
         self, groups: Sequence[tuple[Copy, tuple[int, ...]]], *, count: bool
     ) -> list[tuple[Part, Page]]:
-        """Fetch the first page of every part: at one stability timestamp, if that is asked."""
+        """Fetch the first page of every part: at one stability timestamp, if that is asked.
+
+        Bounds that are the wrong way round may be of no slice: then there are none.
+        """
+        if not groups:
+            return []
         parts = [Part(numbers, self.asked.after) for _, numbers in groups]
         self.gathering.parts.extend(parts)
         self._assign(parts, groups)

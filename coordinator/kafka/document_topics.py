@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from coordinator.core.model.names import KAFKA_TOPIC
+from coordinator.core.model.topic_logs import Cleaning
 from coordinator.kafka.address import client_settings
 from coordinator.kafka.errors import UNANSWERED, KafkaRefusal
 from coordinator.kafka.topics import is_own
@@ -46,24 +47,6 @@ class TopicFacts:
     topic: str
     id: str
     partitions: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cleaning:
-    """What Kafka removes from a topic: `is_compacted`, older records of a key, and deletions after
-    `delete_retention_ms`; `is_truncated`, whatever is too old, or too much."""
-
-    is_compacted: bool
-    is_truncated: bool
-    delete_retention_ms: int
-
-    def kept_since_ms(self, now_ms: int, read_from_ms: int) -> int | None:
-        """Return since when no deletion may have been forgotten; None: none at all.
-
-        Who has begun with nothing at `read_from_ms` misses none that was kept since.
-        """
-        since_ms = now_ms - self.delete_retention_ms
-        return since_ms if self.is_compacted and since_ms > max(0, read_from_ms) else None
 
 
 def answer_of(asked: Future[T]) -> T:

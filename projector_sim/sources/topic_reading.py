@@ -11,8 +11,8 @@ older epoch counts only up to where that has ended.
 Where Kafka removes older records of a key, a record that is not there may have been replaced by one
 that is still to come. So snapshots end only where all records have been read that there are; where
 nothing is removed, after each portion. All had been read, too, if the next record lies at or above
-what was the end of the log: there was nothing between but ends of transactions, and what they have
-aborted.
+what was the end of the log a moment ago: there was nothing between but ends of transactions, and
+what they have aborted. Later something may have been removed there.
 
 Pure: `TopicStream` brings the records, and asks Kafka what has to be asked.
 """
@@ -98,7 +98,10 @@ class ReadPartition:
 
 
 class TopicReading:
-    """The partitions of a connection."""
+    """The partitions of a connection.
+
+    Large because it has one method for each thing that may be heard of a partition.
+    """
 
     def __init__(
         self,
@@ -131,25 +134,33 @@ class TopicReading:
     # -- the beginning -----------------------------------------------------------------------
 
     def refuse(self, p: int, seqno: int) -> None:
-        """Say that another projector has a partition."""
+        """Say that a partition is not read here: another projector has it."""
         self._emit(frames.end(p, Seqno(seqno), Reason.MOVED))
 
-    def begin(self, p: int, history: History, start: tuple[int, int] | None) -> int | None:
+    def begin(
+        self,
+        p: int,
+        history: History,
+        start: tuple[int, int] | None,
+        is_refused: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Begin a partition after a position (vbuuid, seqno), None: with the next record.
 
-        Returns the seqno; None: who has this position must roll back, and was told so.
+        Who has a position that is lost is told to roll back. `is_refused` is asked of others only:
+        whether it is not read here.
         """
         log = self._branches.log(p, history)
-        if start is None:
-            seqno = history.stable
-        else:
+        seqno = history.stable
+        if start is not None:
             vbuuid, seqno = start
             to = rollback_seqno(log, Seqno(history.end), Vbuuid(vbuuid), Seqno(seqno))
             if to is not None:
                 self._emit(frames.rollback(p, to if to >= history.low else Seqno(0)))
-                return None
-        self._begin(p, history, log, seqno)
-        return seqno
+                return
+        if is_refused():
+            self.refuse(p, seqno)
+        else:
+            self._begin(p, history, log, seqno)
 
     def _begin(self, p: int, history: History, log: FailoverLog, seqno: int) -> None:
         """Begin one partition, or begin it again on another branch."""
@@ -232,6 +243,11 @@ class TopicReading:
         if partition.waits and not partition.is_at_end:
             partition.is_at_end = end == partition.at
         partition.log_end = end if end > partition.at else 0
+
+    def doubt_log_end(self, p: int) -> None:
+        """What was noted as the end of a log was so long ago that something may be removed since."""
+        if p in self.partitions:
+            self.partitions[p].log_end = 0
 
     def _pass_log_end(self, p: int, partition: ReadPartition) -> None:
         """All that there was had been read: what follows was written later."""

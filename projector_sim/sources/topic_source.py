@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -21,8 +22,9 @@ from coordinator.core.catalog.buckets import needs_registry
 from coordinator.core.model.entities import Bucket
 from coordinator.core.model.records import DeadLetter, TopicSeen
 from coordinator.core.model.stream_records import FailoverBranch
+from coordinator.core.model.topic_logs import Cleaning
 from coordinator.core.model.types import Offset
-from coordinator.kafka.document_topics import Cleaning, TopicError, TopicFacts
+from coordinator.kafka.document_topics import TopicError, TopicFacts
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.stall_detector import CALL_TIMEOUT_S, SILENCE_S
 from coordinator.kafka.state_follower import StatusLog, wall_ms
@@ -49,7 +51,22 @@ FORGOTTEN = (
     "missed, so the bucket goes back to nothing, and the topic is read from its beginning"
 )
 
+SLOW = (
+    "the first reading of the topic takes longer than Kafka keeps deletions (delete.retention.ms): "
+    "some may be missed, and documents that are gone stay in indexes; raise it, and rebuild these"
+)
+
+TOLD_S = 10.0
+"""A stream that would hide what was missed does not begin before that was said for so long."""
+
 Seen = Mapping[str, SourceBucket]
+
+
+class Noted(NamedTuple):
+    """A bucket of which something was noted, and since when."""
+
+    bucket: Bucket
+    since_s: float
 
 
 class TopicSource:
@@ -94,8 +111,10 @@ class TopicSource:
         self._problems: dict[str, str] = {}
         self._troubles: dict[str, str] = {}
         """What is wrong with schema registries, by bucket."""
-        self._forgotten: dict[str, Bucket] = {}
+        self._forgotten: dict[str, Noted] = {}
         """Buckets of which deletions may have been missed, each in the reading that it had."""
+        self._slow: dict[str, Noted] = {}
+        """Buckets of which deletions may have been missed, and would be again."""
         self._cleaned_s = 0.0
         self._unreadable: Counter[str] = Counter()
         self._changed = threading.Event()
@@ -104,8 +123,8 @@ class TopicSource:
     def follow(self, buckets: Mapping[str, Bucket]) -> None:
         """Follow the topics of these buckets from now on, and no others."""
         self._buckets = dict(buckets)
-        forgotten = self._forgotten.items()
-        self._forgotten = {name: one for name, one in forgotten if buckets.get(name) == one}
+        self._forgotten = _those_of(self._forgotten, buckets)
+        self._slow = _those_of(self._slow, buckets)
         self._changed.set()
 
     def open(self, request: StreamRequest, wake: Callable[[], None]) -> SourceStream:
@@ -125,6 +144,7 @@ class TopicSource:
             partial(self._owned, bucket, known),
             partial(self._note_unreadable, bucket.name),
             partial(self._note_forgotten, bucket),
+            partial(self._note_slow, bucket),
             self._sync_ms,
             wake,
         )
@@ -167,11 +187,15 @@ class TopicSource:
 
     def _problem(self, bucket: Bucket) -> str:
         known = self._problems.get(bucket.name) or self._troubles.get(bucket.name, "")
-        return known or ("" if self._forgetful(bucket) < 0 else FORGOTTEN)
+        if known:
+            return known
+        if self._forgetful(bucket) >= 0:
+            return FORGOTTEN
+        return SLOW if _is_of(self._slow, bucket) else ""
 
     def _forgetful(self, bucket: Bucket) -> int:
         """Return the reading of a bucket, if deletions may have been missed in it; else -1."""
-        return bucket.reading if self._forgotten.get(bucket.name) == bucket else -1
+        return bucket.reading if _is_of(self._forgotten, bucket) else -1
 
     def close(self) -> None:
         self._changed.set()
@@ -212,13 +236,23 @@ class TopicSource:
         there = range(known[0].partitions) if known is not None else ()
         return self._dealt.get(bucket.topic, frozenset()) & frozenset(there)
 
-    def _note_forgotten(self, bucket: Bucket, partition: int) -> None:
-        """Hear that deletions in a partition may have been missed, and say so in this reading."""
+    def _note_forgotten(self, bucket: Bucket, partition: int) -> bool:
+        """Hear that deletions in a partition may have been missed, and say so in this reading.
+
+        Returns whether that has been said for long: a master may have to end a rollback first.
+        """
         if self._buckets.get(bucket.name) != bucket:
-            return  # It is read again already, or gone.
-        if self._forgotten.get(bucket.name) != bucket:
+            return False  # It is read again already, or gone.
+        if not _is_of(self._forgotten, bucket):
             self._status_log.info(f"bucket {bucket.name}, partition {partition}: {FORGOTTEN}")
-        self._forgotten[bucket.name] = bucket
+            self._forgotten[bucket.name] = Noted(bucket, time.monotonic())
+        return time.monotonic() >= self._forgotten[bucket.name].since_s + TOLD_S
+
+    def _note_slow(self, bucket: Bucket, partition: int) -> None:
+        """Hear that reading takes so long that deletions may be missed, and say so."""
+        if self._buckets.get(bucket.name) == bucket and not _is_of(self._slow, bucket):
+            self._status_log.info(f"bucket {bucket.name}, partition {partition}: {SLOW}")
+            self._slow[bucket.name] = Noted(bucket, time.monotonic())
 
     def _note_unreadable(self, name: str, record: Record, error: RecordError) -> None:
         offset, value = record.offset(), record.value()
@@ -406,3 +440,14 @@ def _problem_of(bucket: Bucket, known: tuple[TopicFacts, Cleaning] | None) -> st
     if known[1].is_truncated:
         return f"topic {bucket.topic} forgets documents: Kafka deletes what is old"
     return mismatch(bucket, known[0].partitions)
+
+
+def _is_of(noted: Mapping[str, Noted], bucket: Bucket) -> bool:
+    """Tell whether something was noted of a bucket as it is."""
+    known = noted.get(bucket.name)
+    return known is not None and known.bucket == bucket
+
+
+def _those_of(noted: Mapping[str, Noted], buckets: Mapping[str, Bucket]) -> dict[str, Noted]:
+    """Return what was noted of buckets that are as they were then."""
+    return {name: one for name, one in list(noted.items()) if buckets.get(name) == one.bucket}

@@ -7,17 +7,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from coordinator.core.model.topic_logs import History
-from coordinator.kafka.document_topics import Cleaning, TopicFacts
+from coordinator.core.model.topic_logs import Cleaning
+from coordinator.kafka.document_topics import TopicFacts
 from coordinator.kafka.errors import passes_by_itself
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.stall_detector import StallDetector
+from coordinator.kafka.state_follower import wall_ms
 from coordinator.kafka.topic_histories import TopicHistories
 from projector_sim.protocol.frames import Reason
 from projector_sim.protocol.source import StreamRequest
+from projector_sim.sources.deletions import DeletionWatch
 from projector_sim.sources.queued_stream import QueuedStream
 from projector_sim.sources.topic_reading import Record, TopicBranches, TopicReading
 from projector_sim.sources.topic_records import Decoder, RecordError
@@ -25,6 +28,10 @@ from projector_sim.sources.topic_records import Decoder, RecordError
 POLL_S = 0.1
 LOOK_S = 2.0
 """So often it is looked who leads."""
+
+LOG_END_S = 5.0
+"""For so long Kafka has not removed what was there when something was fetched: it waits for longer
+between two rounds."""
 
 BATCH_MAX = 2_000
 FETCH_KBYTES = 8_192
@@ -67,22 +74,29 @@ class TopicStream(QueuedStream):
         decoder: Callable[[Callable[[float], bool]], Decoder],
         owned: Callable[[], frozenset[int]],
         unreadable: Callable[[Record, RecordError], None],
-        forgotten: Callable[[int], None],
+        forgotten: Callable[[int], bool],
+        is_slow: Callable[[int], None],
         sync_ms: int,
         wake: Callable[[], None],
     ) -> None:
         """`decoder` makes the decoder, given what waits for so long and tells whether to give up;
         `owned` returns the partitions that may be read at present; `forgotten` is told of one of
-        which deletions may be forgotten that came after the position that was asked for."""
+        which deletions may be forgotten that came after the position that was asked for, or that it
+        was held back at, and tells whether to begin it all the same; `is_slow` of one of which that
+        is so in its first reading."""
         self._place = place
         self._request = request
         self._make_decoder = decoder
         self._owned = owned
         self._unreadable = unreadable
-        self._forgotten = forgotten
+        self._forgotten, self._is_slow = forgotten, is_slow
+        self._deletions = DeletionWatch(place.cleaning, place.read_from_ms)
         self._sync_s = sync_ms / 1000
         self._synced_s = 0.0
         self._looked_s = time.monotonic()
+        self._log_ends: dict[int, tuple[int, float]] = {}
+        """The end of each log, and since when it may have been known."""
+        self._turned_s = time.monotonic()
         super().__init__(f"{request.kind} {request.bucket}", wake)
 
     # -- the beginning -----------------------------------------------------------------------
@@ -129,28 +143,27 @@ class TopicStream(QueuedStream):
         owned = self._owned()
         mine = [p for p in request.vbuckets if p in owned]
         histories = place.histories.histories(place.facts, mine) if mine else {}
-        since = self._kept_since(mine)
+        kept_from = self._kept_from(mine)
         for p in request.vbuckets:
             start = request.starts[p] if request.starts is not None else None
             if p not in histories:
                 reading.refuse(p, start[1] if start is not None else 0)
                 continue
-            seqno = reading.begin(p, histories[p], start)
-            if seqno is not None and self._has_forgotten(histories[p], seqno, since.get(p)):
-                self._forgotten(p)
+            hides = self._deletions.begin(p, histories[p], start, kept_from.get(p), wall_ms())
+            # Nothing that follows is sent: else the next one to begin would not see what is missed.
+            reading.begin(p, histories[p], start, partial(self._is_refused, p, hides))
 
-    def _kept_since(self, partitions: list[int]) -> dict[int, int]:
+    def _is_refused(self, p: int, hides: bool) -> bool:
+        return hides and not self._forgotten(p)
+
+    def _kept_from(self, partitions: list[int]) -> dict[int, int]:
         """Return from where on no deletion has been forgotten, where Kafka forgets them."""
         place, starts = self._place, self._request.starts
         begun = [p for p in partitions if starts is not None and starts[p][1]]
-        since_ms = place.cleaning.kept_since_ms(int(time.time() * 1000), place.read_from_ms)
+        since_ms = self._deletions.kept_since_ms(wall_ms())
         if not begun or since_ms is None:
             return {}
         return place.histories.first_since(place.facts.topic, begun, since_ms)
-
-    def _has_forgotten(self, history: History, seqno: int, since: int | None) -> bool:
-        """Tell whether something that was deleted after this position may be forgotten by now."""
-        return 0 < seqno < max(history.low, min(since or 0, history.stable))
 
     # -- what follows ------------------------------------------------------------------------
 
@@ -159,17 +172,21 @@ class TopicStream(QueuedStream):
     ) -> bool:
         read = set(reading.partitions)
         while reading.partitions and not self._stopping.is_set():
+            turn_s = time.monotonic()
             first = reader.poll(self._patience_s(reading))
             if first is not None:
+                self._doubt_log_ends(reading)
                 for message in (first, *reader.consume(BATCH_MAX, 0)):
                     if self._take(reading, message):
                         stall_detector.note(message)
             for p in tuple(reading.partitions):
                 self._note_log_end(reading, reader, p)
                 reading.end_portion(p)
+            self._turned_s = turn_s
             for p in reading.partitions.keys() - self._owned():
                 reading.end(p, Reason.MOVED)
             self._look_for_leaders(reading)
+            self._look_for_deletions(reading)
             if time.monotonic() >= self._synced_s + self._sync_s:
                 self._synced_s = time.monotonic()
                 reading.sync()
@@ -205,7 +222,16 @@ class TopicStream(QueuedStream):
         if reading.partitions[p].waits:
             place = TopicPartition(self._place.facts.topic, p)
             _, end = reader.get_watermark_offsets(place, cached=True) or (0, -1)
+            if self._log_ends.get(p, (-1, 0.0))[0] != end:
+                self._log_ends[p] = end, self._turned_s
             reading.note_log_end(p, end)
+
+    def _doubt_log_ends(self, reading: TopicReading) -> None:
+        """Forget what was known for too long: what is polled now may have been fetched just now."""
+        since_s = time.monotonic() - LOG_END_S
+        for p, (_, known_s) in self._log_ends.items():
+            if known_s < since_s:
+                reading.doubt_log_end(p)
 
     def _patience_s(self, reading: TopicReading) -> float:
         if not reading.pending:
@@ -231,6 +257,8 @@ class TopicStream(QueuedStream):
         code = error.code()
         if code == PARTITION_END:
             reading.reach_end(p, offset)
+            if p is not None:
+                self._deletions.reach_end(p, offset or 0, wall_ms())
         elif code in LOST:
             if p in reading.partitions:
                 reading.end(p, Reason.CRASHED)
@@ -253,6 +281,24 @@ class TopicStream(QueuedStream):
         except KafkaException:
             return  # Kafka is away.
         reading.note_leaders(newest)
+
+    def _look_for_deletions(self, reading: TopicReading) -> None:
+        """Look now and then whether what was held back has missed something."""
+        now_ms = wall_ms()
+        since_ms = self._deletions.due_ms(now_ms)
+        places = {p: one.reached for p, one in reading.partitions.items()}
+        if since_ms is None or not places:
+            return
+        place = self._place
+        try:
+            kept_from = place.histories.first_since(place.facts.topic, sorted(places), since_ms)
+        except KafkaException:
+            return  # Kafka is away.
+        missed, slow = self._deletions.look(places, kept_from, now_ms)
+        for p in sorted(missed):
+            self._forgotten(p)
+        for p in sorted(slow):
+            self._is_slow(p)
 
     def _flush(self, reading: TopicReading) -> bool:
         """Hand over what has come together; False: nobody wants it any more."""

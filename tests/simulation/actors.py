@@ -35,7 +35,7 @@ PERIOD_MS = 250
 
 EFFECTS = (
     *("SettingWritten", "SettingDeleted", "IndexProposed", "IndexDropped", "IndexAltered"),
-    *("RebalanceBegun", "RebalanceCancelled"),
+    *("RebalanceBegun", "RebalanceCancelled", "BucketAdded"),
 )
 """Events by which a command of a client takes effect."""
 

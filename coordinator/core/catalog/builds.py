@@ -70,8 +70,12 @@ def named(state: StateContext, command: BuildIndexes) -> list[Versioned | str]:
 
 
 def begin_build(index: Index, given: Circumstances) -> Index:
-    """Return `index` at the beginning of its next build."""
-    return replace(moved(index, PENDING, None), build=given.number)
+    """Return `index` at the beginning of its next build.
+
+    The origins of a part are those of its first build: they may have been released since.
+    """
+    origins = () if index.build else index.origins
+    return replace(moved(index, PENDING, None), build=given.number, origins=origins)
 
 
 def _build_indexes(state: StateContext, request: Request, given: Circumstances) -> Decision:

@@ -170,10 +170,15 @@ def _beside_a_build(
     lost = {h for piece in index.slices for h in piece.serving if view.peers.indexer_lost(h)}
     if not lost:
         return None
-    if move.source in lost and moves_at_once(index, move) and may_begin(view.state, move):
+
+    def is_freeing(one: Move) -> bool:
+        is_from_lost = one.index == index.id and one.source in lost
+        return is_from_lost and moves_at_once(index, one) and may_begin(view.state, one)
+
+    if is_freeing(move):
         return StepMove(*place, MOVE_DONE)
-    of_index = (one for one in rebalance.moves if one.index == index.id)
-    if any(one.state == MOVE_START and one.source in lost for one in of_index if one != move):
+    others = (one for one in rebalance.moves if one.state == MOVE_START and one != move)
+    if any(is_freeing(one) for one in others):
         return None
     text = f"its index is being built, and indexer {min(lost)} is lost, which takes part in that"
     return StepMove(*place, MOVE_FAILED, text)

@@ -2,7 +2,7 @@
 
 The history is that of its leader epochs: each leader begins one, where its log ended when it began
 to lead. Who has read further in an epoch than that has read what was lost since (an unclean
-election). Pure. Source: KIP-101, KIP-320.
+election). Pure. Source: KIP-101, KIP-320; KIP-534 for what the cleaner removes.
 """
 
 from __future__ import annotations
@@ -55,6 +55,31 @@ class History:
         end = min([self.end, *later])
         known = tuple(e for e in self.epochs if e.number <= epoch)
         return History(self.low, min(self.stable, end), end, known)
+
+    def may_hide_deletions(self, seqno: int, kept_from: int | None) -> bool:
+        """Tell whether something that was deleted after this position may be forgotten by now.
+
+        `kept_from` is the offset from which on no deletion is, where Kafka forgets them.
+        """
+        return 0 < seqno < max(self.low, min(kept_from or 0, self.stable))
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaning:
+    """What Kafka removes from a topic: `is_compacted`, older records of a key, and deletions after
+    `delete_retention_ms`; `is_truncated`, whatever is too old, or too much."""
+
+    is_compacted: bool
+    is_truncated: bool
+    delete_retention_ms: int
+
+    def kept_since_ms(self, now_ms: int, read_from_ms: int) -> int | None:
+        """Return since when no deletion may have been forgotten; None: none at all.
+
+        Who has begun with nothing at `read_from_ms` misses none that was kept since.
+        """
+        since_ms = now_ms - self.delete_retention_ms
+        return since_ms if self.is_compacted and since_ms > max(0, read_from_ms) else None
 
 
 def vbuuid_of(topic_id: str, partition: int, epoch: int, reading: int = 0) -> Vbuuid:

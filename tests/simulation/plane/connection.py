@@ -20,7 +20,7 @@ class SourceConnection:
         self.clock = store.world.clock
         self.inbox: list[tuple[int, bytes]] = []
         self.closed, self.reason = False, ""
-        self._due = False
+        self._is_open = self._due = False
         self.clock.at(self.clock.delay(), self._open)
 
     def _opened(self) -> None:
@@ -46,12 +46,13 @@ class SourceConnection:
         self.inbox.clear()
 
     def wake(self) -> None:
-        if not self._due and not self.closed:
+        if self._is_open and not self._due and not self.closed:
             self._due = True
             self.clock.at(self.clock.delay(), self._woken)
 
     def _open(self) -> None:
         if not self.closed:
+            self._is_open = True
             self.store.connections.append(self)
             self._opened()
 

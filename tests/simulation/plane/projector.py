@@ -10,6 +10,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from coordinator.core.model.entities import Bucket
 from coordinator.core.model.stream_records import (
     BACKFILL,
     CATCHUP,
@@ -76,6 +77,8 @@ class ProjectorProcess:
         self.dead = False
         self.paused = False
         self.inbox: deque[Any] = deque()
+        self.forgotten: dict[str, tuple[Bucket, int]] = {}
+        """Buckets of which deletions may have been missed, each as it was then, and since when."""
         self._position = 0
         self._end = world.broker["statecontext"].stable
         self._plan_due = self._turn_due = False
@@ -103,12 +106,12 @@ class ProjectorProcess:
             elif isinstance(note, CatchUpRequested):
                 self.planner.request(note)
             elif isinstance(note, dict):
-                self.planner.see(note)
+                self.world.store.tell(self.planner, note)
             self._plan_soon()
 
     def see(self) -> None:
         """The store tells who owns what."""
-        seen: dict[str, SourceBucket] = self.world.store.seen_by(self.number)
+        seen: dict[str, SourceBucket] = self.world.store.seen_by(self.number, self.planner.buckets)
         self.hear("", seen)
 
     def read_state(self) -> None:
@@ -121,6 +124,8 @@ class ProjectorProcess:
         for record in found:
             mutation = record.value.mutation
             self.planner.observe(mutation.key, mutation.entity)
+            if mutation.key.startswith("bucket/"):
+                self._follow()
             if mutation.key.startswith("index/") and mutation.entity is None:
                 self.routes.forget(int(mutation.key.partition("/")[2]))
         self._position = found[-1].offset + 1 if len(found) == limit else partition.stable
@@ -129,6 +134,12 @@ class ProjectorProcess:
         if len(found) == limit:
             self.world.clock.at(self.world.clock.delay(), self.read_state)
         self._plan_soon()
+
+    def _follow(self) -> None:
+        """Hear of other buckets, or of other readings of them."""
+        self.see()
+        for line in self.lines:
+            line.stream.wake()
 
     # -- what is done ------------------------------------------------------------------------
 
@@ -186,7 +197,7 @@ class ProjectorProcess:
             *(world.wall_ms, world.record_bytes_max),
             is_topic=world.store.is_topic,
         )
-        stream = world.store.open(run, self.number, self._turn_soon)
+        stream = world.store.open(run, self, self._turn_soon)
         self.lines.append(Line(run, stream, router))
         self.lines.sort(key=lambda line: PRIORITY[line.run.kind])
 
@@ -234,7 +245,7 @@ class ProjectorProcess:
             if kind not in (Kind.MUTATIONS, Kind.SYNC):
                 self._plan_soon()
         for vbucket in tuple(line.run.refused)[refused:]:
-            log = self.world.store.buckets[line.run.bucket][vbucket].log
+            log = self.world.store.log_of(line.run.bucket, vbucket, self.planner.buckets)
             branches = tuple(FailoverBranch(*branch) for branch in log)
             self.producer.control(vbucket, FailoverLog(line.run.bucket, vbucket, branches, 0))
         if not line.stream.inbox or self.world.clock.hit(0.5):
@@ -267,6 +278,7 @@ class ProjectorProcess:
             self.planner.seen(),
             self.planner.waiting(self.world.clock.now),
             backfills=self.planner.progress(),
+            topics=self.world.store.status(self),
         )
 
     # -- its end -----------------------------------------------------------------------------

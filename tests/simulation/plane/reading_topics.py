@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from coordinator.core.model.commands import AddBucket
+from coordinator.core.model.entities import bucket_key
 from projector_sim.protocol.failover import shared_seqno
+from tests.simulation.actors import Client
 from tests.simulation.kernel.faults import Fault, Table, at_large
 from tests.simulation.plane.faults import ACTIONS, STORE_LOSES, TABLE
 from tests.simulation.plane.moving import MovingWorld
@@ -29,12 +32,40 @@ def _lose(world: TopicWorld) -> None:
         world.store.crash(name, number, world.clock.chance.choice(LOST))
 
 
+def _away(world: TopicWorld) -> None:
+    """Nobody reads for so long that deletions are forgotten, perhaps."""
+    for projector in world.projectors:
+        projector.kill()
+        world.clock.at(world.clock.chance.choice((1_500, 3_000, 5_000)), projector.start)
+
+
 OF_TOPICS = {
+    "nobody_reads": at_large(_away),
     "leader_elected": Fault(a_partition, lambda world, where: world.store.crash(*where, 0)),
 }
 """What befalls topics, and no store; frames are not lost on the way from them."""
 
 TOPIC_ACTIONS = {n: f for n, f in ACTIONS.items() if n != "frames_lost"} | OF_TOPICS
+
+
+class Adder(Client):
+    """Adds a bucket, until it is there."""
+
+    reads = 0.0
+    recorded = (AddBucket,)
+
+    def __init__(self, world: TopicWorld, number: int, bucket: str) -> None:
+        self.bucket = bucket
+        super().__init__(world, number, 1)
+        self.doomed = False
+
+    def begin(self) -> None:
+        self.left = 0 if bucket_key(self.bucket) in self.world.judge.entities else 1
+        super().begin()
+
+    def _command(self, request_id: str) -> tuple[Any, int | None]:
+        partitions = len(self.world.store.buckets[self.bucket])
+        return AddBucket(self.bucket, self.bucket, partitions, "json"), None
 
 
 class TopicWorld(MovingWorld):
@@ -45,6 +76,14 @@ class TopicWorld(MovingWorld):
     table: ClassVar[Table] = {**TABLE, **OF_TOPICS, STORE_LOSES: at_large(_lose)}
     make_store = TopicStore
     store: TopicStore
+
+    def _populate(self) -> None:
+        super()._populate()
+        for number, bucket in enumerate(self.buckets):
+            self.join(Adder(self, 8 + number, bucket))
+
+    def knows_buckets(self) -> bool:
+        return all(bucket_key(name) in self.judge.entities for name in self.buckets)
 
     def _place(self, name: str, log: TopicLog) -> tuple[int, int]:
         """Return where a partition is, or where it was a moment ago: never before what was told."""

@@ -7,13 +7,15 @@ sent as it was written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from coordinator.core.model.entities import Bucket
+from coordinator.core.model.records import TopicSeen
 from projector_sim.kv.vbuckets import spread, vbucket_of
 from projector_sim.projector.connection_runs import Run
-from projector_sim.projector.stream_planner import SourceBucket
+from projector_sim.projector.stream_planner import SourceBucket, StreamPlanner
 from projector_sim.protocol import frames
 from projector_sim.protocol.failover import Branch, FailoverLog, branched, rollback_seqno
 from projector_sim.protocol.frames import Reason
@@ -21,6 +23,7 @@ from tests.simulation.kernel.actor import Actor
 from tests.simulation.plane.connection import SourceConnection
 
 if TYPE_CHECKING:
+    from tests.simulation.plane.projector import ProjectorProcess
     from tests.simulation.plane.world import PlaneWorld
 
 NODES = (0, 1)
@@ -41,6 +44,10 @@ class Mutation:
 
 class Vbucket:
     """One vbucket: `history[n]` has the seqno n + 1, `states[n]` is all there is after seqno n."""
+
+    is_doubtful = is_slow = False
+    """Whether something may have been missed of it, as somebody has said; and whether it would be
+    missed again."""
 
     def __init__(self, number: int, owner: int, vbuuid: int) -> None:
         self.number = number
@@ -90,8 +97,11 @@ class Store(Actor):
         self.dropping = 0.0
         """How likely a BEGIN, END or SYNC gets lost."""
 
-    def open(self, run: Run, node: int, woken: Callable[[], None]) -> Connection:
-        return Connection(self, run, node, woken)
+    def open(self, run: Run, reader: ProjectorProcess, woken: Callable[[], None]) -> Connection:
+        return Connection(self, run, reader.number, woken)
+
+    def tell(self, planner: StreamPlanner, seen: dict[str, SourceBucket]) -> None:
+        planner.see(seen)
 
     def heal(self) -> None:
         self.dropping = 0.0
@@ -104,7 +114,13 @@ class Store(Actor):
             if connection.run.bucket == bucket and vbucket.number in connection.at:
                 connection.wake()
 
-    def seen_by(self, node: int) -> dict[str, SourceBucket]:
+    def log_of(self, bucket: str, number: int, _: Mapping[str, Bucket]) -> FailoverLog:
+        return self.buckets[bucket][number].log
+
+    def status(self, _: ProjectorProcess) -> tuple[TopicSeen, ...]:
+        return ()
+
+    def seen_by(self, node: int, _: Mapping[str, Bucket]) -> dict[str, SourceBucket]:
         """Return what a projector is told of the buckets."""
         return {
             name: SourceBucket(len(vs), frozenset(v.number for v in vs if v.owner == node))

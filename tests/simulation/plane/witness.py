@@ -215,7 +215,7 @@ class Witness(Actor):
             if progress is None or progress.condition == BRANCHED or number >= len(store):
                 continue
             vbucket = store[number]
-            if progress.vbuuid != vbucket.vbuuid:
+            if progress.vbuuid != vbucket.vbuuid or vbucket.is_doubtful:
                 continue  # It may hold what the store has lost: nobody promises anything of it.
             require(
                 progress.seqno <= vbucket.high,
@@ -357,10 +357,14 @@ class Witness(Actor):
         for number, vbucket in enumerate(self.world.store.buckets[bucket.name]):
             self._last.pop((process.number, bucket.name, number), None)
             progress = tracker.progress.get(number)
-            if progress is None or not is_shared(
-                [FailoverBranch(*branch) for branch in vbucket.log],
-                progress.vbuuid,
-                progress.applied,
+            if (
+                progress is None
+                or vbucket.is_doubtful
+                or not is_shared(
+                    [FailoverBranch(*branch) for branch in vbucket.log],
+                    progress.vbuuid,
+                    progress.applied,
+                )
             ):
                 continue
             for index_id, tracked in tracker.indexes.items():
@@ -490,6 +494,8 @@ class Witness(Actor):
         require(bucket is not None, "index-equals-oracle", f"index {index.id}: none on {host}")
         assert bucket is not None
         assert process is not None
+        if any(vbucket.is_slow for vbucket in self.world.store.buckets[index.bucket]):
+            return
         held = self._contents(process, bucket)[index.id]
         wanted: dict[bytes, Entry] = {}
         for vbucket in self.world.store.buckets[index.bucket]:

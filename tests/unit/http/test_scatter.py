@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from coordinator.core.keys.key_order import order_of
 from coordinator.core.keys.scan_pages import MEDIA_TYPE, Page, pack
+from coordinator.core.keys.scans import cover_of, slices_of
+from coordinator.core.model.entities import Slice
 from coordinator.http.calls import Calls, Reply, Silent
 from coordinator.http.scatter import ScanFailed, Scatter
+from tests.support.indexes import make_index
 from tests.support.scatters import make_asked
 
 
@@ -95,3 +100,25 @@ def test_a_slice_that_one_has_released_may_have_moved() -> None:
 def test_an_index_that_nobody_has_released_is_not_replaced() -> None:
     found = failure(a="index_recovering", b="unreachable")
     assert (found.code, found.is_gone) == ("index_recovering", False)
+
+
+@pytest.mark.parametrize("consistency", ["any", {"consistent": 0}])
+def test_bounds_that_are_the_wrong_way_round_have_no_slice_and_no_rows(consistency: Any) -> None:
+    index = replace(
+        make_index(1),
+        partitioning="range",
+        bounds_json='[["m"]]',
+        slices=(Slice(0, 1), Slice(1, 2)),
+    )
+    cover = cover_of({"range": {"low": ["z"], "high": ["a"]}}, order_of(index))
+    assert slices_of(index, cover) == ()
+    asked = replace(
+        make_asked(consistency=consistency),
+        index=index,
+        holders=(index,),
+        slices=(),
+        bounds=cover.bounds,
+    )
+    scatter = Scatter(calls=Calls(), asked=asked, address=lambda _: None, is_heard=lambda _: True)
+    assert asyncio.run(scatter.rows()).entries == []
+    assert asyncio.run(scatter.count()).counted == 0

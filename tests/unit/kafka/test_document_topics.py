@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.kafka.document_topics import Cleaning
+from coordinator.core.model.topic_logs import Cleaning
 
 DAY_MS = 24 * 3_600_000
 NOW_MS = 1_700_000_000_000

@@ -207,6 +207,16 @@ def test_what_follows_the_end_of_the_log_says_that_all_had_been_read() -> None:
     )
 
 
+def test_where_something_may_have_been_removed_since_the_log_ended_nothing_ends() -> None:
+    here = Reading(log((0, 0), end=9), is_compacted=True, until=8)
+    here.reading.sync()
+    here.portion(Written(1), log_end=8)
+    here.reading.doubt_log_end(0)
+    here.said()
+    here.portion(Written(12))
+    assert [type(one) for one in here.said()] == [Mutated]
+
+
 def test_a_backfill_ends_where_the_log_ended_when_something_follows() -> None:
     here = Reading(log((0, 0), end=3), is_compacted=True, until=3)
     here.portion(Written(0), Written(1), log_end=3)
@@ -259,15 +269,25 @@ def test_who_must_go_back_to_what_was_removed_begins_anew() -> None:
     here = Reading(now)
     here.said()
     older = BRANCHES.log(0, now)[-1].vbuuid
-    assert here.reading.begin(0, now, (older, 6)) is None
+    here.reading.begin(0, now, (older, 6), lambda: True)
     assert here.said() == [Rollback(0, 0)]
+
+
+def test_who_is_refused_is_told_where_it_was_and_nothing_that_follows() -> None:
+    here = Reading(log((0, 0), end=9))
+    here.said()
+    del here.reading.partitions[0]
+    here.reading.begin(0, here.now, (BRANCHES.log(0, here.now)[0].vbuuid, 4), lambda: True)
+    assert here.said() == [End(0, 4, Reason.MOVED)]
+    assert not here.reading.partitions
 
 
 def test_a_partition_without_a_position_begins_with_the_next_record() -> None:
     """Behind the last stable record a transaction goes on: what it commits is still to come."""
     here = Reading(log((0, 0), end=9, stable=4))
     here.said()
-    assert here.reading.begin(0, here.now, None) == 4
+    here.reading.begin(0, here.now, None)
+    assert here.reading.partitions[0].at == 4
 
 
 def test_who_has_all_is_at_the_end_of_a_snapshot_also_on_another_branch() -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from coordinator.core.model.topic_logs import Epoch, History
-from coordinator.kafka.document_topics import Cleaning, TopicFacts
+from coordinator.core.model.topic_logs import Cleaning, Epoch, History
+from coordinator.kafka.document_topics import TopicFacts
 from projector_sim.protocol import frames
 from projector_sim.protocol.frames import Begin, Decoder, End, Mutated, Reason, Rollback, Sync
 from projector_sim.sources import topic_stream
+from projector_sim.sources.deletions import DeletionWatch
 from projector_sim.sources.topic_reading import TopicBranches
 from projector_sim.sources.topic_records import Document
 from projector_sim.sources.topic_stream import (
@@ -59,6 +60,7 @@ class Client:
     def __init__(self, *said: Message) -> None:
         self.said = list(said)
         self.began: list[int] = []
+        self.log_end = -1
         self.stream: TopicStream | None = None
         self.is_known = threading.Event()
 
@@ -77,7 +79,7 @@ class Client:
         return []
 
     def get_watermark_offsets(self, *_: Any, **__: Any) -> tuple[int, int]:
-        return 0, -1
+        return 0, self.log_end
 
     def incremental_unassign(self, _: Any) -> None:
         pass
@@ -120,7 +122,8 @@ def told(
         decoder=lambda _: lambda key, value: Document(key or b"", value),
         owned=lambda: frozenset({0}),
         unreadable=lambda *_: None,
-        forgotten=lambda _: None,
+        forgotten=lambda _: True,
+        is_slow=lambda _: None,
         sync_ms=0,
         wake=lambda: None,
     )
@@ -173,8 +176,8 @@ def test_who_is_behind_what_is_left_begins_there_and_another_branch_goes_back(
 class Said(Message):
     """What the client says of partition 0, instead of a record."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__(-1001)
+    def __init__(self, code: int, offset: int = -1001) -> None:
+        super().__init__(offset)
         self.code = code
 
     def error(self) -> KafkaError:
@@ -198,6 +201,8 @@ class Connection:
         self.unassigned: list[list[int]] = []
         """What the stall detector was told, and the client."""
         self.forgotten: list[int] = []
+        self.slow: list[int] = []
+        self.begins_all_the_same = False
         self.noted: list[Any] = []
         self.reason = ""
 
@@ -241,7 +246,8 @@ class Connection:
             decoder=lambda _: lambda key, value: Document(key or b"", value),
             owned=self._owned,
             unreadable=lambda *_: None,
-            forgotten=self.forgotten.append,
+            forgotten=self._forgotten,
+            is_slow=self.slow.append,
             sync_ms=0,
             wake=lambda: None,
         )
@@ -256,6 +262,10 @@ class Connection:
             raw = b"".join(frames.HEAD.pack(len(body) + 1, kind) + body for kind, body in batch)
             found += Decoder().feed(raw)
         return found
+
+    def _forgotten(self, p: int) -> bool:
+        self.forgotten.append(p)
+        return self.begins_all_the_same
 
     def _newest(self, *_: Any) -> Mapping[int, int]:
         return self.newest
@@ -310,8 +320,46 @@ def test_who_may_miss_deletions_is_noted(
     record that none can be."""
     here = Connection(History(low, 6, 9, (Epoch(0, 0),)))
     here.after, here.since, here.cleaning = {0: after}, since, Cleaning(True, False, 1_000)
-    here.told(monkeypatch, Client())
+    found = here.told(monkeypatch, Client())
     assert here.forgotten == [0] * is_forgotten
+    assert (End(0, after, Reason.MOVED) in found) == is_forgotten, "it would hide what is missed"
+
+
+@pytest.mark.parametrize(("known_for_s", "is_over"), [(5.0, True), (-1.0, False)])
+def test_the_end_of_a_log_is_believed_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch, known_for_s: float, is_over: bool
+) -> None:
+    """Between two fetches that are far from each other, something may have been removed."""
+    monkeypatch.setattr(topic_stream, "LOG_END_S", known_for_s)
+    client = Client(Message(1, b"a"), Message(12, b"x"))
+    client.log_end = 9
+    here = Connection(a_history(0, 9))
+    here.until, here.cleaning = {0: 8}, COMPACTED
+    found = here.told(monkeypatch, client)
+    assert (End(0, 8, Reason.DONE) in found) == is_over
+
+
+def test_who_has_said_for_long_that_something_is_missed_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = Connection(a_history(0, 9))
+    here.after, here.since, here.cleaning = {0: 3}, {0: 5}, Cleaning(True, False, 1_000)
+    here.begins_all_the_same = True
+    found = here.told(monkeypatch, Client(Message(3, b"a")))
+    assert here.forgotten == [0]
+    assert [one.seqno for one in found if isinstance(one, Mutated)] == [4]
+
+
+@pytest.mark.parametrize(("is_first", "told"), [(False, ([0], [])), (True, ([], [0]))])
+def test_who_is_held_back_for_too_long_is_noted(
+    monkeypatch: pytest.MonkeyPatch, is_first: bool, told: tuple[list[int], list[int]]
+) -> None:
+    here = Connection(a_history(0, 9))
+    here.since, here.cleaning = {0: 8}, Cleaning(True, False, 1_000)
+    monkeypatch.setattr(DeletionWatch, "due_ms", lambda self, now_ms: 1)
+    first = Message(0, b"a") if is_first else Said(KafkaError._PARTITION_EOF, offset=1)
+    here.told(monkeypatch, Client(first))
+    assert ([*{*here.forgotten}], [*{*here.slow}]) == told
 
 
 def test_a_partition_that_is_over_is_taken_from_the_client_once(

@@ -36,7 +36,7 @@ from coordinator.core.model.commands import (
     StepMove,
     UndoIndex,
 )
-from coordinator.core.model.entities import ROLLBACK_STATES, Index, Shard, Slice
+from coordinator.core.model.entities import PENDING, ROLLBACK_STATES, Index, Shard, Slice
 from coordinator.core.model.records import Mutation
 from coordinator.core.model.types import Cas, Instant
 from tests.support.catalog_bench import CREATE, Bench
@@ -459,3 +459,77 @@ def test_an_index_that_is_dropped_ends_its_moves_and_its_parts_go(leading: Leadi
     assert (leading.states, leading.reason) == (["failed"], "the index was dropped")
     leading.bench.apply(ForgetIndex(part))
     assert leading.wants() == []
+
+
+def test_a_part_that_is_built_again_asks_nobody_who_may_have_released_its_slices() -> None:
+    leading = Leading(slices=2)
+    leading.begin()
+    leading.go_on()
+    part = leading.part
+    assert leading.index(part).origins
+    leading.build(part)
+    assert leading.index(part).origins, "they are those of its first build"
+    leading.go_on()
+    leading.wants()
+    leading.mono_ms += DRAIN_MS
+    leading.go_on()
+    leading.go_on()
+    assert leading.states == ["done"]
+    leading.bench.apply(MoveShards(part, (Shard(3, 99),)))
+    again = leading.index(part)
+    assert (again.state, again.origins) == (PENDING, ())
+
+
+def all_on_one() -> tuple[Leading, int, tuple[int, ...], tuple[int, ...]]:
+    """Return an index that is being built, whose indexer has two slices as the index's own, and the
+    two others as a part; the indexer, and these slices."""
+    leading = Leading(slices=4)
+    pieces = leading.index(leading.index_id).slices
+    host = pieces[0].master
+    own = tuple(n for n, piece in enumerate(pieces) if piece.master == host)
+    others = tuple(n for n, piece in enumerate(pieces) if piece.master != host)
+    moves = (PlannedMove(leading.index_id, n, pieces[n].master, host) for n in others)
+    leading.bench.apply(BeginRebalance(tuple(moves)))
+    leading.go_on()
+    leading.build(leading.part)
+    leading.go_on()
+    leading.wants()
+    leading.mono_ms += DRAIN_MS
+    for _ in range(4):
+        leading.go_on()
+    assert leading.states == ["done", "done"]
+    leading.bench.apply(MoveShards(leading.index_id, (Shard(host, 9),)))
+    assert leading.index(leading.index_id).state == PENDING
+    return leading, host, own, others
+
+
+def lose(leading: Leading, *indexers: int) -> None:
+    leading.alive -= set(indexers)
+    leading.lost |= set(indexers)
+
+
+def until_over(leading: Leading) -> None:
+    for _ in range(20):
+        leading.mono_ms += 60_000
+        leading.go_on()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_moves_that_can_never_begin_do_not_wait_for_each_other(count: int) -> None:
+    leading, host, _, others = all_on_one()
+    lose(leading, host)
+    moves = (PlannedMove(leading.index_id, n, host, 3 + at) for at, n in enumerate(others[:count]))
+    leading.bench.apply(BeginRebalance(tuple(moves)))
+    until_over(leading)
+    assert set(leading.states) == {"failed"}
+
+
+def test_a_drain_ends_where_the_target_of_what_could_move_is_lost_too() -> None:
+    leading, host, own, others = all_on_one()
+    lose(leading, host)
+    moves = [PlannedMove(leading.index_id, n, host, 3) for n in own]
+    moves += [PlannedMove(leading.index_id, n, host, 4) for n in others]
+    leading.bench.apply(BeginRebalance(tuple(moves), drain=(host,)))
+    lose(leading, 3)
+    until_over(leading)
+    assert "start" not in leading.states
