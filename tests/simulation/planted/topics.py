@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from coordinator.core.model.topic_logs import History
 from projector_sim.sources import topic_reading
+from projector_sim.sources.deletions import DeletionWatch
 from projector_sim.sources.topic_reading import TopicReading
 from tests.simulation.plane.topics import TopicStore
 
@@ -43,3 +45,8 @@ def what_has_no_record_is_waited_for(patch: Patch) -> None:
 def a_leader_is_noticed_by_its_records_only(patch: Patch) -> None:
     """And what has no record is not passed."""
     patch.setattr(TopicReading, "note_leaders", lambda self, newest: None)
+
+
+def what_is_forgotten_is_nobodys_concern(patch: Patch) -> None:
+    patch.setattr(History, "may_hide_deletions", lambda *_: False)
+    patch.setattr(DeletionWatch, "due_ms", lambda *_: None)
