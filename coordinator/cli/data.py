@@ -62,10 +62,10 @@ def load(
 
     Loads every valid line. Exits with 1 if a line failed.
     """
-    from coordinator.cli.kv_client import connect
+    from coordinator.cli.kv_client import connect_to_write
 
     lines = _Lines(source, key)
-    with connect(session, kv_url) as store:
+    with connect_to_write(session, kv_url, bucket) as store:
         store.put("buckets", bucket, body={"vbuckets": vbuckets})
         began = time.monotonic()
         with _progress(session, lines) as blocks:
@@ -244,10 +244,10 @@ def mutate(
 ) -> None:
     """Update, delete and insert documents of a bucket, at a steady rate."""
     from coordinator.cli import mutate as traffic
-    from coordinator.cli.kv_client import connect
+    from coordinator.cli.kv_client import connect_to_write
 
     mix = traffic.Mix(updates, deletes, inserts)
-    with connect(session, kv_url) as store:
+    with connect_to_write(session, kv_url, bucket) as store:
         documents = traffic.sample(store, bucket)
         chosen = str(seed if seed is not None else time.time_ns() // 1_000_000)
         changes = traffic.Traffic(documents, mix, skew=skew, seed=chosen)

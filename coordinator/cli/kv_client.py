@@ -86,6 +86,18 @@ def connect(session: Session, url: str | None) -> Kv:
     return Kv(url or find(session), session.timeout_s)
 
 
+def connect_to_write(session: Session, url: str | None, bucket: str) -> Kv:
+    """Return the store for writing documents of a bucket. CommandError `usage`: it is a topic's."""
+    if url is None:
+        with session.connect() as client:
+            found = (b["source"] for b in client.buckets()["buckets"] if b["name"] == bucket)
+            source = next(found, None)
+        if source:
+            text = f"the documents of bucket {bucket} are in the Kafka topic {source['topic']}"
+            raise CommandError("usage", f"{text}, not in the key-value store: write them there")
+    return connect(session, url)
+
+
 def find(session: Session) -> str:
     """Return the URL of the store, which the projectors know."""
     with session.connect() as client:

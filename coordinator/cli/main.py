@@ -7,6 +7,7 @@ must not load Kafka, Faust, RocksDB or the SQL parser.
 import json
 import re
 import sys
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,6 +38,7 @@ from coordinator.cli.lookup import find_index, refuse_statement
 from coordinator.cli.output import (
     CommandError,
     Exit,
+    fail,
     plain,
     print_fields,
     print_json,
@@ -894,8 +896,32 @@ def _json_value(before: str, text: str) -> Any:
 
 
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line. What is mistyped has a code, too, and is JSON where that is asked."""
+    try:
+        code = app(standalone_mode=False)
+    except typer.Abort:
+        typer.echo("Aborted.", err=True)
+        sys.exit(Exit.FAILED)
+    except Exception as error:
+        message = getattr(error, "format_message", None)  # Of a mistake in the arguments.
+        if message is None:
+            raise
+        _show_mistake(error, message())
+        sys.exit(Exit.USAGE)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _show_mistake(error: Any, message: str) -> None:
+    """Show a mistake in the arguments; where there are none, the help."""
+    as_json = "--json" in sys.argv[1:]
+    if type(error).__name__ == "NoArgsIsHelpError" and not as_json:
+        error.show()
+        return
+    context = getattr(error, "ctx", None)
+    if context is not None and not as_json:
+        typer.echo(context.get_usage(), err=True)
+    with suppress(typer.Exit):
+        fail("usage", message, as_json=as_json)
 
 
 if __name__ == "__main__":

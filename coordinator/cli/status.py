@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from coordinator.cli.output import print_fields, print_table
+import typer
+
+from coordinator.cli.output import plain, print_fields, print_table
 from coordinator.cli.survey import survey
 from coordinator.runtime.arguments import duration_text
 
@@ -130,6 +133,14 @@ def show_projectors(projectors: list[dict[str, Any]]) -> None:
         for one in projectors
     ]
     print_table(columns, rows, empty="no projectors")
+    problems = {name: text for one in projectors for name, text in _problems(one)}
+    for name, text in sorted(problems.items()):
+        typer.echo(plain(f"bucket {name}: {text}"))
+
+
+def _problems(projector: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    """Return what is wrong with topics, as a projector says that is alive."""
+    return projector.get("problems", {}).items() if projector["alive"] else ()
 
 
 def _count(value: Any) -> Any:

@@ -15,7 +15,7 @@ from coordinator.core.catalog.outcomes import RememberedOutcome, time_of_uuid7
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.catalog.transactions import OPERATIONS_MAX
 from coordinator.core.history import shown
-from coordinator.core.history.changes import kind_of
+from coordinator.core.history.changes import KEY_RULE, is_key, kind_of
 from coordinator.core.history.predicates import Predicate
 from coordinator.core.history.undo import Step, Undo, plan_undo, transactions_of
 from coordinator.core.model import commands
@@ -88,6 +88,8 @@ class Undoing:
     async def attempt(self) -> Response | None:
         """Compute the undo, and execute it; None: one of its entities has changed meanwhile."""
         asked, now = self._asked, self._shell.node.state
+        if wrong := next((key for key in asked.only if not is_key(key)), None):
+            raise ApiError("invalid_request", f"only: {wrong[:100]!r}: {KEY_RULE}")
         self._refuse_what_cannot_be(now)
         then = await read_history(lambda: self._state_at(Cas(asked.to), now))
         whole = await read_history(lambda: plan_undo(then, now, frozenset(asked.only)))

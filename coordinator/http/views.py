@@ -271,6 +271,7 @@ def projectors(node: Node) -> dict[str, Any]:
                 "kv": beat.kv if beat and info and beat.incarnation == info.incarnation else "",
                 "buckets": {b.name: b.vbuckets for b in beat.buckets} if beat else {},
                 "waiting": sorted(w.bucket for w in beat.waiting) if beat else [],
+                "problems": {t.name: t.problem for t in beat.topics if t.problem} if beat else {},
             }
         )
     return {"projectors": rows}

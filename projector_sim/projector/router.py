@@ -1,4 +1,4 @@
-"""The router: mutations of one connection to items for the indexers (seed 004, step 19).
+"""The router: mutations of one connection to items for the indexers.
 
 It has, for each index, the registry of its subscribers: pairs of a partition of `mutations` and an
 indexer. Invariants:

@@ -245,7 +245,7 @@ class TopicReading:
         partition.log_end = end if end > partition.at else 0
 
     def doubt_log_end(self, p: int) -> None:
-        """What was noted as the end of a log was so long ago that something may be removed since."""
+        """The end of a log was noted so long ago that something may have been removed since."""
         if p in self.partitions:
             self.partitions[p].log_end = 0
 

@@ -28,6 +28,8 @@ KINDS = {
 }
 """What a kind of entity is called, and what its keys begin with."""
 
+KEY_RULE = "a key is a kind and a name, as config/quota or index/1099511630848"
+
 _NAMES = {prefix: name for name, prefix in KINDS.items()}
 
 
@@ -101,6 +103,12 @@ class Difference:
     key: str
     before: Versioned | None
     after: Versioned | None
+
+
+def is_key(key: str) -> bool:
+    """Tell whether entities have keys like this one: their kind, a slash, and a name."""
+    prefix, slash, name = key.partition("/")
+    return prefix in _NAMES and bool(slash and name)
 
 
 def kind_of(key: str) -> str:

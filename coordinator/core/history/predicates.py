@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from coordinator.core.catalog.state import Versioned
-from coordinator.core.history.changes import KINDS, About, Change, kind_of
+from coordinator.core.history.changes import KEY_RULE, KINDS, About, Change, is_key, kind_of
 from coordinator.core.model.entities import INDEX_STATES
 from coordinator.core.model.types import CAS_MAX, Cas
 
@@ -102,6 +102,9 @@ class Predicate:
         """Raises PredicateError: a kind or a state that does not exist, or times in reverse."""
         _check_known("kind", self.kinds, kinds)
         _check_known("state", self.states, INDEX_STATES)
+        for key in sorted(self.keys):
+            if not is_key(key):
+                raise PredicateError(f"key {key[:100]!r}: {KEY_RULE}")
         if self.from_ms is not None and self.to_ms is not None and self.from_ms > self.to_ms:
             raise PredicateError(f"from_ms {self.from_ms} is later than to_ms {self.to_ms}")
 

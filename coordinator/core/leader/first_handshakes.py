@@ -3,7 +3,8 @@
 Pure. By its claim it knows the state, and who replicates it: it serves settings and reads at once.
 What indexers hold, how far they have come, and which histories the vbuckets have, it has yet to
 hear. It waits for all of these under one deadline, `first_handshakes_ms`: whoever has not said it
-by then is heard later, as one that comes later is. Source: seed 003, "Index-Coordinator bootstrap".
+by then is heard later, as one that comes later is. Source: specification, "Index-Coordinator
+bootstrap".
 """
 
 from __future__ import annotations

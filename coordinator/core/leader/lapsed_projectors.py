@@ -8,8 +8,8 @@ own vbuckets. It closes those of a lapsed projector in its place, by a `Connecti
 
 A projector that was only paused goes on with a connection that does not count any more. So when it
 is heard again under the same generation, its streams are renewed. A new master does not know of
-that; the streams are renewed then when the application misses their SYNCs. Source: seed 003, "UPR
-connection coordination".
+that; the streams are renewed then when the application misses their SYNCs. Source: specification,
+"UPR connection coordination".
 """
 
 from __future__ import annotations

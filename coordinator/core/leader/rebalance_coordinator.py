@@ -3,7 +3,7 @@
 Pure. All that it acts on is in the state: a new master goes on where the old one was. It waits for
 three things between two steps: for a place among the moves that run at once, for the part at the
 target to be built, and for the scans that still read at the source. A move is begun while its index
-can be scanned; one whose index is being built, or rolls back, waits. Source: seed 003, "index
+can be scanned; one whose index is being built, or rolls back, waits. Source: specification, "index
 rebalance".
 """
 

@@ -12,7 +12,7 @@ follows the state: projectors stop all streams, indexers go back, nodes refuse s
     done        every live indexer has recovered
 
 An indexer that is away does it by itself when it comes back. A loss that is found after indexers
-have gone back is another rollback, which takes the place of this one. Source: seed 003,
+have gone back is another rollback, which takes the place of this one. Source: specification,
 "kv-rollback".
 """
 

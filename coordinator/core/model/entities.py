@@ -341,7 +341,7 @@ class Rollback:
     in a `Stream`. From `restart` on the restart timestamp says, for each vbucket of the bucket,
     after what streams begin again. Indexers go back in `rollback`; what was sent under a generation
     below `barrier` is void for them. `number` ascends, not one by one. Once computed, timestamps
-    never change: another loss is another rollback. Source: seed 003, "kv-rollback".
+    never change: another loss is another rollback. Source: specification, "kv-rollback".
     """
 
     bucket: str

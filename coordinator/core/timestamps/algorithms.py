@@ -114,7 +114,7 @@ def promote(stable: Vector, current: Vector, logs: Logs) -> Vector | None:
     On one branch a seqno never becomes less. A position goes over to another branch from seqno 0,
     or if the failover log says that it is part of that branch; then, too, its seqno never becomes
     less. If the log says that the vbucket has lost it, nobody can hold it any more: it goes over
-    to what is current. Else it stays, and holds nobody back. Source: seed 003, "stability
+    to what is current. Else it stays, and holds nobody back. Source: specification, "stability
     timestamp". ValueError: they differ in length.
     """
     _same_length(stable, current)
@@ -150,7 +150,7 @@ def mean_by_heartbeat(watermarks: Sequence[Watermark], stable: Vector, logs: Log
     never past it.
 
     It is not bounded by what SYNC said: the algorithm is for a coordinator that is behind, and
-    what an indexer holds was sent. Source: seed 003, "algorithm to compute stability-timestamp
+    what an indexer holds was sent. Source: specification, "algorithm to compute stability-timestamp
     based on hw-timestamp". ValueError: the vectors differ in length.
     """
     if not watermarks:
@@ -206,8 +206,9 @@ def restart(
     that is left: its position is the smallest there is, but a stream will be refused there.
 
     With `vbuckets`, the vector has one entry for each of them, in their order, and only they can
-    be branched. Source: seed 003, "UPR connection during bootstrap". ValueError: no participants,
-    or vectors that differ in length. IndexError: a vbucket that the vectors do not have.
+    be branched. Source: specification, "UPR connection during bootstrap". ValueError: no
+    participants, or vectors that differ in length. IndexError: a vbucket that the vectors do not
+    have.
     """
     if not participants:
         raise ValueError("no participants")
