@@ -17,6 +17,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_expone
 
 from coordinator.core.model.types import Offset
 from coordinator.kafka.address import client_settings
+from coordinator.kafka.broken_batches import SteppingConsumer
 from coordinator.kafka.errors import may_pass, passes_by_itself
 from coordinator.kafka.settings import RECONNECT_BACKOFF_MS_MAX, SOCKET_TIMEOUT_MS
 from coordinator.kafka.stall_detector import SILENCE_S
@@ -46,8 +47,9 @@ each look costs the broker."""
 
 
 def consumer(bootstrap_servers: str, group: str, **more: Any) -> Consumer:
-    """Return a consumer that reads committed records and never moves by itself."""
-    return Consumer(
+    """Return a consumer that reads committed records and never moves by itself, but for a batch
+    that cannot be unpacked."""
+    return SteppingConsumer(
         {
             **client_settings(bootstrap_servers),
             "group.id": group,

@@ -6,7 +6,7 @@ releases. Another applies mutations to the buckets (`bucket` says what holds the
 A damaged bucket is restored from its newest checkpoint that is intact, and so goes back to it. If
 there is none, it starts as if it had never been there. Layout of the folder: `meta/` (identity,
 position, index states), `buckets/<name>/`, `checkpoints/<name>/<number>/`, `reserve`.
-`entries` has the keys in a bucket.
+A damaged `meta` is put aside with all else. `entries` has the keys in a bucket.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from indexer_sim.bucket.names import bucket_name, folder_name
 from indexer_sim.bucket.reserve import Reserve
 
 META, BUCKETS, TRASH, RESERVE = "meta", "buckets", "trash", "reserve"
+DAMAGED = "damaged"
+"""Here lies what the folder had when its `meta` could not be read: nobody knows whose it is."""
+
 CHECKPOINTS = "checkpoints"
 
 IDENTITY, POSITION, CAS_BASE = b"identity/", b"position", b"cas-base"
@@ -68,13 +71,36 @@ class Storage:
         self._reserve = Reserve(folder / RESERVE, RESERVE_BYTES)
         try:
             self._open(identity)
-        except StorageError:
+        except StorageError as error:
             self.close()
+            if error.code == DAMAGED:
+                self._put_aside()
+                self._open(identity)
+                self._reserve.allocate()
+                return
             # Another process may use this folder, and its reserve: only a full disk is a reason.
             if not (self._reserve.is_needed() and self._reserve.give_up()):
                 raise
             self._open(identity)
         self._reserve.allocate()
+
+    def _put_aside(self) -> None:
+        """Put everything aside, and begin with nothing: the others have it, and the source."""
+        self._buckets.clear()
+        self._vbuckets.clear()
+        aside = self.folder / DAMAGED
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
+            for name in (META, BUCKETS, CHECKPOINTS):
+                if (self.folder / name).exists():
+                    (self.folder / name).rename(aside / name)
+            make_durably(aside)
+        except OSError as error:
+            raise refusal(error, aside) from error
+        self.recovered.append(
+            f"all buckets anew, as {META} is damaged: what was there is in {aside}"
+        )
 
     def _open(self, identity: str) -> None:
         self._meta.opened()

@@ -46,6 +46,9 @@ class QueuedStream:
     def _read(self) -> None:
         raise NotImplementedError
 
+    def _has_failed(self, reason: str) -> None:
+        """Hear that something has ended the stream that nobody has thought of."""
+
     def _run(self) -> None:
         try:
             self._read()
@@ -53,6 +56,7 @@ class QueuedStream:
             # Whatever has ended it, nobody else would hear of it: who reads the frames is told, and
             # asks for what is missing.
             self.reason = self.reason or f"{type(error).__name__}: {error}"
+            self._has_failed(self.reason)
         finally:
             self._ended.set()
             self._wake()

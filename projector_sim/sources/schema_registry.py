@@ -6,6 +6,7 @@ can be read without it, and nothing is wrong with the records.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -46,20 +47,12 @@ class SchemaRegistry:
     ) -> None:
         """`wait` waits for so long, and tells whether to give up; `problem` says what is wrong with
         the registry, `resolved` that it answers again."""
-        self._client = httpx.Client(
-            base_url=url.rstrip("/"),
-            timeout=TIMEOUT_S,
-            trust_env=False,
-            headers={"Accept": f"{TYPE}, application/json", "Accept-Encoding": "identity"},
-        )
+        self._url = url.rstrip("/")
         self._wait = wait
         self._problem = problem
         self._resolved = resolved
         self._known: dict[int, AvroSchema] = {}
         self._refused: dict[int, tuple[float, RecordError]] = {}
-
-    def close(self) -> None:
-        self._client.close()
 
     def get(self, number: int) -> AvroSchema:
         """Return a schema. RecordError: there is none; RegistryClosed: nobody waits any more."""
@@ -113,20 +106,20 @@ class SchemaRegistry:
         denials = 0
         while True:
             try:
-                status, body = self._answer(path)
-                said = json.loads(body)
-                if status == UNKNOWN and said.get("error_code") in UNKNOWN_CODES:
+                status, body = asyncio.run(self._answer(path))
+                if status == UNKNOWN and _error_code(body) in UNKNOWN_CODES:
                     denials += 1
                     if denials > DENIALS:
                         raise RecordError("unknown_schema", f"the registry has no {what}")
                     problem = f"it has no {what}"
                 elif status != httpx.codes.OK:
                     problem = f"{what}: HTTP {status}"
-                elif isinstance(said, dict):
+                elif _error_code(body) is not None:
+                    problem = f"{what}: error {_error_code(body)}"
+                else:
+                    said = _read(body, what)
                     self._resolved()
                     return said
-                else:
-                    raise RecordError("bad_schema", f"the registry's answer about {what} is none")
             except RecordError:
                 self._resolved()
                 raise
@@ -136,21 +129,53 @@ class SchemaRegistry:
             if self._wait(PAUSE_S):
                 raise RegistryClosed(problem)
 
-    def _answer(self, path: str) -> tuple[int, bytes]:
+    async def _answer(self, path: str) -> tuple[int, bytes]:
         """Return the status and the body of an answer, as it comes and within one deadline."""
-        until_s = time.monotonic() + TIMEOUT_S
-        with self._client.stream("GET", path) as answer:
+        body = bytearray()
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            self._client() as client,
+            client.stream("GET", path) as answer,
+        ):
             if answer.headers.get("Content-Encoding", "identity") != "identity":
                 raise ValueError("an encoding that was not asked for")
-            body = bytearray()
-            for part in answer.iter_raw():
+            async for part in answer.aiter_raw():
                 body += part
                 if len(body) > ANSWER_BYTES_MAX:
                     text = f"a schema of more than {ANSWER_BYTES_MAX} bytes"
                     raise RecordError("bad_schema", text)
-                if time.monotonic() >= until_s:
-                    raise TimeoutError(f"no whole answer within {TIMEOUT_S:g} s")
-            return answer.status_code, bytes(body)
+        return answer.status_code, bytes(body)
+
+    def _client(self) -> httpx.AsyncClient:
+        """Return a client. One that waits in a thread has no deadline for the head of an answer."""
+        return httpx.AsyncClient(
+            base_url=self._url,
+            timeout=TIMEOUT_S,
+            trust_env=False,
+            headers={"Accept": f"{TYPE}, application/json", "Accept-Encoding": "identity"},
+        )
+
+
+def _error_code(body: bytes) -> Any:
+    """Return the error that an answer says, None if it says none."""
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return said.get("error_code") if isinstance(said, dict) and "schema" not in said else None
+
+
+def _read(body: bytes, what: str) -> dict[str, Any]:
+    """Return an answer. RecordError: it can never be read; ValueError: it is none."""
+    try:
+        said = json.loads(body)
+    except json.JSONDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise RecordError("bad_schema", f"{what} cannot be read: {error}") from error
+    if not isinstance(said, dict):
+        raise RecordError("bad_schema", f"the registry's answer about {what} is none")
+    return said
 
 
 def _text_of(said: dict[str, Any]) -> str:

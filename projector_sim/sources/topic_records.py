@@ -102,7 +102,16 @@ def decoder_of(format_name: str, schemas: Schemas | None = None) -> Decoder:
 
 def _json(key: bytes | None, value: bytes | None) -> Document:
     """The value is the document: whether it is JSON at all shows when it is evaluated."""
-    return Document(_text_id(key), value)
+    id = _text_id(key)
+    _require_small(value, id)
+    return Document(id, value)
+
+
+def _require_small(value: bytes | None, id: bytes = b"") -> None:
+    """RecordError: a document is larger than anybody should read. A few KB may unpack to that."""
+    if value is not None and len(value) > DOCUMENT_BYTES_MAX:
+        text = f"the document has {len(value)} bytes; at most {DOCUMENT_BYTES_MAX}"
+        raise RecordError("bad_document", text, id)
 
 
 def _avro(datum: Callable[[bytes], Any]) -> Decoder:
@@ -381,7 +390,10 @@ class _Look:
                 return _Weight(1, 1)
             return known
         if name in self._schemas:
-            return self.at(self._schemas[name], depth + 1)
+            # Known from then on: what refers to each other twice would be looked at twice as often
+            # at each level.
+            found = self._weights[name] = self.at(self._schemas[name], depth + 1)
+            return found
         return _Weight(0 if name == "null" else 1, 1)
 
 

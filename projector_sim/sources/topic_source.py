@@ -24,6 +24,7 @@ from coordinator.core.model.records import DeadLetter, TopicSeen
 from coordinator.core.model.stream_records import FailoverBranch
 from coordinator.core.model.topic_logs import Cleaning
 from coordinator.core.model.types import Offset
+from coordinator.kafka.broken_batches import BrokenBatch
 from coordinator.kafka.document_topics import TopicError, TopicFacts
 from coordinator.kafka.readers import consumer
 from coordinator.kafka.stall_detector import CALL_TIMEOUT_S, SILENCE_S
@@ -55,6 +56,9 @@ SLOW = (
     "the first reading of the topic takes longer than Kafka keeps deletions (delete.retention.ms): "
     "some may be missed, and documents that are gone stay in indexes; raise it, and rebuild these"
 )
+
+FAILED_S, FAILED_LENGTH_MAX = 30.0, 300
+"""For so long it is told that a stream has failed, and so much of the reason."""
 
 TOLD_S = 10.0
 """A stream that would hide what was missed does not begin before that was said for so long."""
@@ -115,6 +119,8 @@ class TopicSource:
         """Buckets of which deletions may have been missed, each in the reading that it had."""
         self._slow: dict[str, Noted] = {}
         """Buckets of which deletions may have been missed, and would be again."""
+        self._failed: dict[str, tuple[str, Noted]] = {}
+        """Why a stream of a bucket has failed last."""
         self._cleaned_s = 0.0
         self._unreadable: Counter[str] = Counter()
         self._changed = threading.Event()
@@ -125,6 +131,7 @@ class TopicSource:
         self._buckets = dict(buckets)
         self._forgotten = _those_of(self._forgotten, buckets)
         self._slow = _those_of(self._slow, buckets)
+        self._failed = {n: one for n, one in list(self._failed.items()) if n in buckets}
         self._changed.set()
 
     def open(self, request: StreamRequest, wake: Callable[[], None]) -> SourceStream:
@@ -145,6 +152,7 @@ class TopicSource:
             partial(self._note_unreadable, bucket.name),
             partial(self._note_forgotten, bucket),
             partial(self._note_slow, bucket),
+            partial(self._note_failed, bucket),
             self._sync_ms,
             wake,
         )
@@ -191,6 +199,9 @@ class TopicSource:
             return known
         if self._forgetful(bucket) >= 0:
             return FORGOTTEN
+        reason, noted = self._failed.get(bucket.name, ("", None))
+        if noted is not None and time.monotonic() < noted.since_s + FAILED_S:
+            return f"a stream has failed: {reason}"
         return SLOW if _is_of(self._slow, bucket) else ""
 
     def _forgetful(self, bucket: Bucket) -> int:
@@ -254,9 +265,15 @@ class TopicSource:
             self._status_log.info(f"bucket {bucket.name}, partition {partition}: {SLOW}")
             self._slow[bucket.name] = Noted(bucket, time.monotonic())
 
+    def _note_failed(self, bucket: Bucket, reason: str) -> None:
+        """Hear why a stream has failed: it is begun again, and may fail again."""
+        self._failed[bucket.name] = reason[:FAILED_LENGTH_MAX], Noted(bucket, time.monotonic())
+
     def _note_unreadable(self, name: str, record: Record, error: RecordError) -> None:
         offset, value = record.offset(), record.value()
         text = value.encode() if isinstance(value, str) else value or b""
+        if isinstance(record, BrokenBatch):
+            error = RecordError("broken_batch", text.decode())
         self._bury(name, record.partition() or 0, offset or 0, f"{error.code}: {error}", text)
 
     def note_garbage(self, name: str, vbucket: int, seqno: int, text: bytes) -> None:

@@ -76,6 +76,7 @@ class TopicStream(QueuedStream):
         unreadable: Callable[[Record, RecordError], None],
         forgotten: Callable[[int], bool],
         is_slow: Callable[[int], None],
+        failed: Callable[[str], None],
         sync_ms: int,
         wake: Callable[[], None],
     ) -> None:
@@ -83,13 +84,13 @@ class TopicStream(QueuedStream):
         `owned` returns the partitions that may be read at present; `forgotten` is told of one of
         which deletions may be forgotten that came after the position that was asked for, or that it
         was held back at, and tells whether to begin it all the same; `is_slow` of one of which that
-        is so in its first reading."""
+        is so in its first reading; `failed` hears what has ended the stream that should not."""
         self._place = place
         self._request = request
         self._make_decoder = decoder
         self._owned = owned
         self._unreadable = unreadable
-        self._forgotten, self._is_slow = forgotten, is_slow
+        self._forgotten, self._is_slow, self._failed = forgotten, is_slow, failed
         self._deletions = DeletionWatch(place.cleaning, place.read_from_ms)
         self._sync_s = sync_ms / 1000
         self._synced_s = 0.0
@@ -116,6 +117,10 @@ class TopicStream(QueuedStream):
             return
         while self._reads(reading):
             pass
+
+    def _has_failed(self, reason: str) -> None:
+        if not self._stopping.is_set():
+            self._failed(reason)
 
     def _reads(self, reading: TopicReading) -> bool:
         """Read by one client, from where the partitions are; True: it stands still, and another

@@ -25,6 +25,7 @@ from coordinator.kafka.topics import (
 from schemas.registry import registry
 from tests.integration.cluster import Cluster, wait_until
 from tests.integration.poison import nested
+from tests.support.raw_batches import batch, produce, zstd_bomb
 
 pytestmark = pytest.mark.integration
 
@@ -86,6 +87,9 @@ def test_no_record_on_any_topic_stops_a_node(cluster: Cluster) -> None:
     where: dict[str, list[int]] = {}
     for name in TOPICS:
         where[name] = cluster.publish_all(name, [(value, 0) for value in bad], key="bad")
+    bomb = batch(zstd_bomb())
+    for name in BURIED:
+        where[name].append(produce(cluster.servers, cluster.topic(name), 0, bomb))
     request = new_request_id()
     good = codec.encode_ddl(
         request, CreateIndex(name="behind", bucket="poisoned", expressions=("a",))

@@ -20,6 +20,7 @@ from tests.integration.cluster import DEADLINE_S, Cluster, wait_until
 from tests.integration.some_documents import SPECS, some_documents
 from tests.integration.topic_plane import COMPACTED, TopicPlane
 from tests.integration.travel_specs import BY_CITY
+from tests.support.raw_batches import batch, produce, zstd_bomb
 
 pytestmark = pytest.mark.integration
 
@@ -111,6 +112,8 @@ def test_what_is_no_document_is_a_dead_letter_and_reading_goes_on(plant: Cluster
     (last,) = plane.produce(bad).values()
     plane.producer.produce(plane.topic, b"{}", key=b"\xff")
     plane.producer.produce(plane.topic, b"{}")
+    plane.producer.flush(DEADLINE_S)
+    assert produce(plant.servers, plane.topic, 0, batch(zstd_bomb(3), 3)) == last + 3
     plane.write({"d": {"city": "Davos"}, "é" * 2_048: {"city": "Genève" * 500}})
     del plane.held["a"]
     plane.agrees()
@@ -120,10 +123,13 @@ def test_what_is_no_document_is_a_dead_letter_and_reading_goes_on(plant: Cluster
         return {one.offset: one.reason for one in found if one.topic == plane.topic}
 
     wanted = {last - 1: "bad_json", last: "key_too_long", last + 1: "bad_key", last + 2: "no_key"}
+    wanted[last + 5] = "broken_batch"
     wait_until(lambda: letters().keys() == wanted.keys(), "each is a dead letter")
     assert {at: reason.partition(":")[0] for at, reason in letters().items()} == wanted
     wait_until(
-        lambda: sum(p["unreadable"] for p in buckets_of(plant)["garbage"]["projectors"]) == 4,
+        lambda: (
+            sum(p["unreadable"] for p in buckets_of(plant)["garbage"]["projectors"]) == len(wanted)
+        ),
         "they are counted",
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from indexer_sim.bucket.names import bucket_name, folder_name
 from indexer_sim.bucket.reserve import Reserve
 from indexer_sim.bucket.storage import (
     BUCKETS,
+    DAMAGED,
     META,
     RESERVE,
     Storage,
@@ -242,6 +243,36 @@ def test_buckets_without_an_owner_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError) as caught, opened(tmp_path):
         pass
     assert caught.value.code == "folder_mismatch"
+
+
+def flip(path: Path) -> None:
+    """Turn every bit of a file over."""
+    path.write_bytes(bytes(255 - byte for byte in path.read_bytes()))
+
+
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage", [flip, lose])
+@pytest.mark.parametrize("what", ["CURRENT", "MANIFEST-*"])
+def test_what_belongs_to_a_damaged_meta_is_put_aside(
+    tmp_path: Path, what: str, damage: Callable[[Path], None]
+) -> None:
+    """Whose it is nobody can tell; others have it, or the source."""
+    for _ in range(2):  # What was put aside before makes room.
+        with opened(tmp_path) as storage:
+            storage.allocate("travel", 7, ONE, b"definition")
+        for path in list((tmp_path / META).glob(what)):
+            damage(path)
+        with opened(tmp_path) as storage:
+            assert storage.held == {}
+            assert len(storage.recovered) == 1
+            assert [*(tmp_path / DAMAGED / BUCKETS).glob("*")]
+            storage.allocate("travel", 7, ONE, b"definition")
+        with opened(tmp_path) as storage:
+            assert storage.held == {7: ONE}
+            assert storage.recovered == []
 
 
 def test_a_refused_allocation_leaves_nothing_and_storage_recovers(tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, ClassVar
 
 import pytest
 
+from projector_sim.sources import schema_registry
 from projector_sim.sources.schema_registry import (
     ANSWER_BYTES_MAX,
     DENIALS,
@@ -79,7 +82,6 @@ def test_a_schema_is_asked_for_once(url: str) -> None:
     assert not first.is_recursive
     assert registry.get(7) is first
     assert Registry.asked == ["/schemas/ids/7"]
-    registry.close()
 
 
 def test_what_a_schema_refers_to_is_fetched_too(url: str) -> None:
@@ -88,7 +90,6 @@ def test_what_a_schema_refers_to_is_fetched_too(url: str) -> None:
     Registry.answers["/subjects/place-value/versions/1"] = [(200, {"schema": json.dumps(PLACE)})]
     registry = Known(url)
     assert registry.get(8).parsed["name"] == "Trip"
-    registry.close()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,6 @@ def test_a_schema_that_nobody_can_read_is_so_for_each_record(
             registry.get(9)
         assert caught.value.code == code
     assert Registry.asked.count("/schemas/ids/9") <= 1 + DENIALS
-    registry.close()
 
 
 def test_that_a_registry_lacks_a_schema_is_believed_after_a_while_only(url: str) -> None:
@@ -124,7 +124,6 @@ def test_that_a_registry_lacks_a_schema_is_believed_after_a_while_only(url: str)
     Registry.answers["/schemas/ids/7"] = [lacks, lacks, (200, {"schema": json.dumps(PLACE)})]
     registry = Known(url)
     assert registry.get(7).parsed["name"] == "Place"
-    registry.close()
 
 
 def test_a_404_of_who_is_no_registry_is_waited_for(url: str) -> None:
@@ -132,7 +131,6 @@ def test_a_404_of_who_is_no_registry_is_waited_for(url: str) -> None:
     Registry.answers["/schemas/ids/7"] = [(404, b"<html>"), *[(404, {})] * 6, good]
     registry = Known(url)
     assert registry.get(7).parsed["name"] == "Place"
-    registry.close()
 
 
 def test_an_answer_that_is_packed_is_not_unpacked(url: str) -> None:
@@ -141,7 +139,6 @@ def test_an_answer_that_is_packed_is_not_unpacked(url: str) -> None:
     registry = Known(url, patience=2)
     with pytest.raises(RegistryClosed, match="encoding"):
         registry.get(7)
-    registry.close()
 
 
 def test_schemas_that_refer_to_each_other_are_refused(url: str) -> None:
@@ -151,7 +148,6 @@ def test_schemas_that_refer_to_each_other_are_refused(url: str) -> None:
     registry = Known(url)
     with pytest.raises(RecordError, match="references"):
         registry.get(9)
-    registry.close()
 
 
 def test_a_registry_that_fails_is_waited_for(url: str) -> None:
@@ -162,7 +158,6 @@ def test_a_registry_that_fails_is_waited_for(url: str) -> None:
     assert len(Registry.asked) == 4
     assert registry.said[-1] == "well"
     assert len(registry.said) == 4
-    registry.close()
 
 
 def test_who_is_not_waited_for_any_more_gives_up() -> None:
@@ -170,4 +165,55 @@ def test_who_is_not_waited_for_any_more_gives_up() -> None:
     with pytest.raises(RegistryClosed):
         registry.get(7)
     assert len(registry.said) == 9
-    registry.close()
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"])
+def test_a_registry_that_never_ends_its_head_is_told_of(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte comes in time, and the answer never."""
+    monkeypatch.setattr(schema_registry, "TIMEOUT_S", 0.4)
+    over = Event()
+
+    def answer(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):
+            connection.sendall(said)
+            while not over.wait(0.05):
+                connection.sendall(b"X-More: 1\r\n" if b"200" in said else said)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = Thread(target=answer, args=(listening,))
+        thread.start()
+        registry = Known(f"http://127.0.0.1:{listening.getsockname()[1]}", patience=0)
+        with pytest.raises(RegistryClosed, match="TimeoutError"):
+            registry.get(7)
+        over.set()
+        thread.join()
+    assert len(registry.said) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (302, b"", "HTTP 302"),
+        (404, ["none"], "HTTP 404"),
+        (200, {"error_code": 50001}, "error 50001"),
+        (200, b"<html>", "JSONDecodeError"),
+    ],
+)
+def test_an_answer_that_is_none_is_waited_for_and_named(
+    url: str, status: int, body: Any, told: str
+) -> None:
+    Registry.answers["/schemas/ids/7"] = [(status, body), (200, {"schema": json.dumps(PLACE)})]
+    registry = Known(url)
+    assert registry.get(7).parsed["name"] == "Place"
+    assert [told in text for text in registry.said] == [True, False]
+
+
+@pytest.mark.parametrize("body", [b'{"schema":' + b"[" * 100_000, b'{"id":' + b"9" * 5_000 + b"}"])
+def test_an_answer_that_can_never_be_read_is_believed(url: str, body: bytes) -> None:
+    Registry.answers["/schemas/ids/7"] = [(200, body)]
+    with pytest.raises(RecordError) as refused:
+        Known(url).get(7)
+    assert refused.value.code == "bad_schema"

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from coordinator.core.keys.key_versions import DOCUMENT_ID_BYTES_MAX
 from coordinator.core.model.entities import DOCUMENT_FORMATS
 from projector_sim.sources.topic_records import (
+    DOCUMENT_BYTES_MAX,
     INCOMPLETE,
     UNAVAILABLE,
     AvroSchema,
@@ -438,3 +439,20 @@ def test_whatever_comes_is_a_document_or_a_record_error(
         found.id.decode()
         if found.body is not None and format_name != "json":
             json.loads(found.body)
+
+
+def test_a_document_that_unpacks_to_too_much_is_none() -> None:
+    large = b"[" + b" " * DOCUMENT_BYTES_MAX + b"]"
+    with pytest.raises(RecordError) as refused:
+        decoder_of("json")(b"k", large)
+    assert (refused.value.code, refused.value.id) == ("bad_document", b"k")
+
+
+def test_schemas_that_name_each_other_twice_are_looked_at_once_each() -> None:
+    """At the thirtieth level there are a thousand million ways to the first one."""
+    named: dict[str, Any] = {"R0": "string"}
+    for level in range(1, 31):
+        named[f"R{level}"] = [f"R{level - 1}", f"R{level - 1}"]
+    text = json.dumps({"type": "record", "name": "T", "fields": [{"name": "f", "type": "R30"}]})
+    with suppress(RecordError):
+        parse_avro(text, named)

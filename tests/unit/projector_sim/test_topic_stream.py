@@ -124,6 +124,7 @@ def told(
         unreadable=lambda *_: None,
         forgotten=lambda _: True,
         is_slow=lambda _: None,
+        failed=lambda _: None,
         sync_ms=0,
         wake=lambda: None,
     )
@@ -202,6 +203,7 @@ class Connection:
         """What the stall detector was told, and the client."""
         self.forgotten: list[int] = []
         self.slow: list[int] = []
+        self.failed: list[str] = []
         self.begins_all_the_same = False
         self.noted: list[Any] = []
         self.reason = ""
@@ -248,6 +250,7 @@ class Connection:
             unreadable=lambda *_: None,
             forgotten=self._forgotten,
             is_slow=self.slow.append,
+            failed=self.failed.append,
             sync_ms=0,
             wake=lambda: None,
         )
@@ -426,3 +429,18 @@ def test_it_is_looked_who_leads_but_not_for_what_is_to_end(
         monkeypatch.setattr(client, "poll", poll)
         found = here.told(monkeypatch, client)
         assert [one.seqno for one in found if isinstance(one, Begin)] == begun
+
+
+@pytest.mark.parametrize("code", [KafkaError._BAD_MSG, KafkaError.TOPIC_AUTHORIZATION_FAILED])
+def test_why_a_stream_has_failed_is_told(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    here = Connection(a_history(0, 4))
+    here.told(monkeypatch, Client(Message(0, b"a"), Said(code)))
+    assert len(here.failed) == 1
+    assert here.failed[0].startswith("KafkaException")
+
+
+def test_a_stream_that_ends_by_itself_has_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Connection(a_history(0, 1))
+    here.until = {0: 1}
+    here.told(monkeypatch, Client(Message(0, b"a"), Said(KafkaError._PARTITION_EOF, offset=1)))
+    assert here.failed == []
