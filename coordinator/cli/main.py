@@ -341,7 +341,8 @@ def create(
     ] = False,
     using: Annotated[str | None, typer.Option(help="The index method: only gsi.")] = None,
     slices: Annotated[
-        int | None, typer.Option(min=1, help="Number of slices: its partitions.")
+        int | None,
+        typer.Option(min=1, help="Number of slices; with bounds, a multiple of the ranges."),
     ] = None,
     replicas: Replicas = None,
     nodes: Nodes = None,
@@ -356,7 +357,7 @@ def create(
         typer.Option(
             "--bound",
             metavar="JSON",
-            help="Partition by ranges: a slice begins at this key, such as "
+            help="Partition by ranges: another range begins at this key, such as "
             "'\"M\"' or '[\"M\", 1]'; repeat for more.",
         ),
     ] = None,
@@ -755,7 +756,7 @@ def indexers(session: Session, action: Removing = None, number: RemovedId = None
     """Show the indexers, with their slices and bytes; or remove one that is gone.
 
     `indexctl indexers remove 2` makes the cluster forget indexer 2. It must be stopped, and hold
-    nothing: drain it before. Started again, it is back.
+    nothing: drain it before. If its process is started again, it registers again.
     """
     from coordinator.cli import status as view
 
@@ -783,7 +784,7 @@ def projectors(session: Session, action: Removing = None, number: RemovedId = No
     """Show the projectors; or remove one that is gone.
 
     `indexctl projectors remove 1` makes the cluster forget projector 1, which must be stopped.
-    Started again, it is back.
+    If its process is started again, it registers again.
     """
     from coordinator.cli import status as view
 

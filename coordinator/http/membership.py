@@ -87,12 +87,12 @@ def add_membership(app: FastAPI, shell: Shell) -> None:
 
     @app.delete("/v1/indexers/{indexer}", response_model=models.RemovedAnswer)
     async def remove_indexer(indexer: int, x_principal: Principal = None) -> Response:
-        """Remove an indexer that is stopped and holds nothing. Started again, it is back."""
+        """Remove an indexer that is stopped and holds nothing. If it is started, it registers."""
         return await ask(commands.RemoveService(INDEXER, indexer), x_principal)
 
     @app.delete("/v1/projectors/{projector}", response_model=models.RemovedAnswer)
     async def remove_projector(projector: int, x_principal: Principal = None) -> Response:
-        """Remove a projector that is stopped. Started again, it is back."""
+        """Remove a projector that is stopped. If it is started, it registers."""
         return await ask(commands.RemoveService(PROJECTOR, projector), x_principal)
 
     @app.get("/v1/indexers")
