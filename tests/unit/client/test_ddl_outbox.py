@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from coordinator.client.ddl_outbox import Delivery, Outbox
+from coordinator.client import ddl_outbox
+from coordinator.client.ddl_outbox import STALL_S, Delivery, Outbox
 from coordinator.client.errors import UnavailableError
 
 FAR_S = 3_600.0
@@ -68,3 +69,56 @@ def test_nothing_is_sent_any_more_once_it_is_closed(outbox: Outbox) -> None:
     outbox.settle(delivery)
     assert is_closed(delivery)
     assert outbox._sent == 0
+
+
+class Silent:
+    """A client of Kafka that reports nothing."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Silent.made += 1
+        self.sent: list[str] = []
+
+    def produce(self, topic: str, value: bytes, key: str, on_delivery: object) -> None:
+        self.sent.append(key)
+
+    def poll(self, _: float) -> None:
+        pass
+
+    def purge(self) -> None:
+        pass
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> tuple[Outbox, list[float]]:
+    """Return an outbox whose client reports nothing, and what time it is."""
+    now_s = [1_000.0]
+    monkeypatch.setattr(Outbox, "_connected", lambda self: Silent())
+    monkeypatch.setattr(ddl_outbox.time, "monotonic", lambda: now_s[0])
+    Silent.made = 0
+    return Outbox(NOWHERE, "ddl", FAR_S), now_s
+
+
+def test_a_stalled_client_is_replaced_once_until_the_next_one_has_stalled(
+    silent: tuple[Outbox, list[float]],
+) -> None:
+    outbox, now_s = silent
+    delivery = outbox.send("b", b"x", now_s[0] + FAR_S)
+    now_s[0] += STALL_S + 1
+    for _ in range(3):
+        outbox._wait(delivery)
+    assert Silent.made == 2
+    now_s[0] += STALL_S + 1
+    outbox._wait(delivery)
+    assert Silent.made == 3
+    assert outbox._producer.sent == ["b"]  # type: ignore[attr-defined]
+
+
+def test_the_first_command_after_a_quiet_time_has_not_stalled(
+    silent: tuple[Outbox, list[float]],
+) -> None:
+    outbox, now_s = silent
+    now_s[0] += 10 * STALL_S
+    outbox._wait(outbox.send("b", b"x", now_s[0] + FAR_S))
+    assert Silent.made == 1

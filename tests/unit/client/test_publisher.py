@@ -163,3 +163,8 @@ def test_who_is_cancelled_does_not_wait_for_outcomes() -> None:
         waiting.let.set()
 
     asyncio.run(story())
+
+
+def test_the_bucket_of_what_is_done_otherwise_counts_too() -> None:
+    order = Order(Transact(then=(), otherwise=(DropIndex(bucket="travel", name="i"),)))
+    assert _record_of(order, "request", "")[0] == "travel"

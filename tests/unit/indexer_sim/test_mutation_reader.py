@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from coordinator.core.model.types import Offset
+from coordinator.core.keys.key_versions import SYNC, Item
+from coordinator.core.model.types import Offset, Seqno
 from coordinator.kafka.stall_detector import StallDetector
 from coordinator.kafka.topics import MUTATIONS, topic_name
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.entries import NO_EPOCH
 from indexer_sim.pipeline.log_witness import LogWitness, Voucher
 from indexer_sim.pipeline.mutation_reader import (
+    Delivery,
     Lost,
     MutationQueue,
     MutationReader,
@@ -23,6 +25,7 @@ from indexer_sim.pipeline.mutation_reader import (
     Queued,
     Stand,
 )
+from tests.support.indexes import make_key_versions
 
 
 @pytest.fixture
@@ -190,3 +193,13 @@ def test_who_has_lost_a_part_is_told_though_reading_begins_anew() -> None:
     queue.clear()
     assert [one.one for one in queue.take(10, 0)] == [lost]
     assert queue.waiting == 0
+
+
+def test_what_was_forgotten_takes_no_room() -> None:
+    queue = MutationQueue()
+    free = queue.free
+    item = Item(SYNC, 0, Seqno(1))
+    queue.put([Queued(0, Delivery(0, Offset(7), make_key_versions(1), [item] * 3))], 0)
+    assert (queue.waiting, queue.free) == (3, free - 3)
+    queue.clear()
+    assert (queue.waiting, queue.free) == (0, free)

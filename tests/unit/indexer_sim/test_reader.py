@@ -231,3 +231,18 @@ def test_who_finds_a_bucket_changing_has_read_no_page_and_renews_no_lease(
     bucket.timeline.kept = (newest,)
     look(mine.number)
     bucket.timeline.kept = ()
+
+
+@pytest.mark.parametrize(("wanted", "is_known"), [((3,), True), ((4,), False), ((), True)])
+def test_a_scan_waits_until_what_the_store_has_lost_is_known(
+    storage: Storage, wanted: tuple[int, ...], is_known: bool
+) -> None:
+    complete(storage)
+    reading = StorageReading(storage, heard=lambda _: (3,))
+    asked = Wanted(failover_log=wanted)
+    if is_known:
+        reading.view(INDEX, (0,), shard=0, build=0, wanted=asked).close()
+    else:
+        with pytest.raises(ScanRefused) as refused:
+            reading.view(INDEX, (0,), shard=0, build=0, wanted=asked)
+        assert refused.value.code == "timestamp_not_reached"

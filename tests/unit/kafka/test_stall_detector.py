@@ -54,3 +54,23 @@ def test_a_slow_broker_is_asked_about_a_few_at_a_time(monkeypatch: pytest.Monkey
         assert len(asked) == count
     stall_detector.check()
     assert sorted(asked) == list(range(6))
+
+
+def test_what_is_given_up_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a slow broker has left it for the next look."""
+    now_s, asked = [0.0], []
+    monkeypatch.setattr(stall_detectors.time, "monotonic", lambda: now_s[0])
+
+    def slow(place: TopicPartition, _: float) -> tuple[int, int]:
+        now_s[0] += 0.5
+        asked.append(place.partition)
+        return 0, -1
+
+    client: Any = SimpleNamespace(get_watermark_offsets=slow)
+    stall_detector = StallDetector(client, 10.0)
+    stall_detector.assigned([TopicPartition("t", p) for p in range(2)])
+    now_s[0] = 10.0
+    stall_detector.check()
+    stall_detector.unassigned([TopicPartition("t", 1 - asked[0])])
+    stall_detector.check()
+    assert len(asked) == 1

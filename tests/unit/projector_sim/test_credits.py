@@ -153,3 +153,16 @@ def test_what_is_on_its_way_stays_within_the_window_and_a_piece(
             credit.mark(HERE, ordinal, now_ms)
             ordinal += 1
         assert sum(size for _, size in sent) < WINDOW + 3 * STEP + STEP
+
+
+def test_what_was_under_way_when_it_shrank_does_not_shrink_it_again() -> None:
+    credit = Credit(WINDOW)
+    for number in range(1, 5):
+        credit.spend(number * STEP)
+        credit.mark(HERE, number * 10, number)
+    late_ms = 2 * GOAL_MS + 1
+    credit.settle(HERE, 25, late_ms)
+    shrunk = credit.window_bytes
+    assert shrunk == WINDOW // 2
+    credit.settle(HERE, 45, late_ms + 1)
+    assert credit.window_bytes == shrunk

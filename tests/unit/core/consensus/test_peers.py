@@ -9,6 +9,7 @@ import pytest
 from coordinator.core.consensus.peers import PERIOD_MS_MAX, Peers
 from coordinator.core.model.records import ProjectorHeartbeat, TimestampsHeartbeat
 from coordinator.core.model.types import Instant
+from coordinator.core.timestamps.shards import shard_of
 from tests.support.indexes import make_indexer_beat
 from tests.support.lone_node import LoneNode
 
@@ -70,3 +71,19 @@ def test_a_projector_lapses_after_no_fewer_than_four_heartbeats(
     assert not one.peers.projector_lapsed(3)
     one.listen(STEP_MS)
     assert one.peers.projector_lapsed(3)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_applications_that_own_a_bucket_the_one_that_was_heard_last_counts(
+    order: tuple[int, int],
+) -> None:
+    """While the shards are being changed."""
+    of_it = next(n for n in ("1/2", "2/2") if shard_of(n).owns("orders"))
+    beats = [APPLICATION, replace(APPLICATION, shard=of_it)]
+    one = Listener()
+    for place in order:
+        one.peers.remember(beats[place], one.now)
+        one.listen(STEP_MS)
+    found = one.peers.application_of("orders")
+    assert found is not None
+    assert found.beat == beats[order[-1]]
