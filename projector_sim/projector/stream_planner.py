@@ -834,14 +834,14 @@ class StreamPlanner:
         return [Carry(run)]
 
     def _has_branched(self, run: Run) -> bool:
-        """Tell whether a vbucket that is still sent may never get to where it is to end.
+        """Tell whether a vbucket may never get to where it is to end, or may never begin.
 
         That was on a branch which maintenance is not on any more: the vbucket may have lost it.
         """
         branches: dict[int, int] = {}
         for source in self.maintenance.get(run.bucket, ()):
             branches |= source.vbuuids
-        return any(branches.get(v, run.until_on[v]) != run.until_on[v] for v in run.positions)
+        return any(branches.get(v, run.until_on[v]) != run.until_on[v] for v in run.unfinished())
 
     def _is_begun_anew(self, build: Build) -> bool:
         """Tell whether an index may take the END of another build's pass for its own."""

@@ -1989,6 +1989,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "tests/unit/core/consensus/test_peers.py",
     ),
     Mutant(
+        "a-pass-that-never-begins-is-waited-for",
+        "projector_sim/projector/stream_planner.py",
+        "!= run.until_on[v] for v in run.unfinished())",
+        "!= run.until_on[v] for v in run.positions)",
+        "tests/unit/projector_sim/test_stream_planner.py",
+    ),
+    Mutant(
         "what-was-lost-after-a-catch-up-was-asked-for-is-not-missed",
         "indexer_sim/bucket/tracker.py",
         "is_known and progress.begun <= progress.seqno:",

@@ -277,7 +277,7 @@ def test_a_log_that_was_cut_off_is_told_by_its_records(
     def lost() -> list[Lost]:
         return [q.one for q in queue.take(1_000, 0.1) if isinstance(q.one, Lost)]
 
-    monkeypatch.setattr(readers, "Consumer", Forgetful)
+    monkeypatch.setattr(readers, "SteppingConsumer", Forgetful)
     reader = MutationReader(
         *(mortal_broker.bootstrap_servers, topics.name, 1, queue),
         lambda: Needed(0, {"b": Stand(dict.fromkeys(range(STREAM_PARTITIONS), 0))}),

@@ -713,12 +713,26 @@ def test_what_is_to_end_on_a_branch_that_is_gone_is_broken_off(state: str) -> No
     newer = given.streaming(2, at=34)
     newer.vbuuids[0] = Vbuuid(BRANCH + 1)
     run.positions.pop(0, None)
+    run.ended[0] = 0
     assert given.plan(Close) == [], "vbucket 0 is sent already, or was not asked for"
     newer.vbuuids[1] = Vbuuid(BRANCH + 1)
     assert [action.run for action in given.plan(Close)] == [run]
     if state == MAINTENANCE:
         given.planner.request(request(1))
     assert given.opened().until[1] == 34
+
+
+@pytest.mark.parametrize("state", [BACKFILL, MAINTENANCE])
+def test_so_is_what_has_not_begun_and_never_may(state: str) -> None:
+    """It begins on another branch, which is none of what was asked for: a topic was made anew."""
+    given = Given(an_index(state=state))
+    given.streaming(1, at=40)
+    if state == MAINTENANCE:
+        given.planner.request(request(1))
+    run = given.opened()
+    assert given.plan(Close) == []
+    given.streaming(2, at=0).vbuuids[1] = Vbuuid(BRANCH + 1)
+    assert [action.run for action in given.plan(Close)] == [run]
 
 
 def test_a_vbucket_is_sent_again_under_a_new_number_unless_all_hosts_have_it() -> None:
