@@ -133,6 +133,11 @@ class TopicHistories(DocumentTopics):
         ends = self._offsets(topic, missing, LATEST) if missing else {}
         return {p: ends[p][0] if p in ends else offset for p, (offset, _) in found.items()}
 
+    def ends(self, topic: str, partitions: Sequence[int]) -> dict[int, int]:
+        """Return the last stable offset of each partition. Raises KafkaException."""
+        found = self._offsets(topic, partitions, LATEST)
+        return {p: offset for p, (offset, _) in found.items()}
+
     def _offsets(
         self, topic: str, partitions: Sequence[int], spec: OffsetSpec
     ) -> dict[int, tuple[int, int]]:

@@ -1,9 +1,10 @@
 """Whether a connection to a topic sees each deletion, where Kafka forgets them after a while.
 
 Kafka keeps a deletion for some time after the document is gone (`delete.retention.ms`). So who
-reads on within that time misses none. Who begins at an older position may, and so may who is held
-back for longer. So it is looked now and then where the partitions are: if all that lies above is
-young enough, what is read until a while later is whole.
+reads on within that time misses none. Who begins at an older position may: the times of the records
+above it tell. And so may who is held back for longer. So it is looked now and then where the
+partitions end, and whether they have got to where they ended that time ago: the times of records
+say nothing then, they may be those of events long past.
 
 Who began with nothing sees each deletion for that time, whatever the age of the records: what was
 forgotten before, its document was gone before, too. If that is not long enough to read all that
@@ -14,6 +15,7 @@ Pure.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
@@ -37,10 +39,14 @@ class DeletionWatch:
         self._period_ms = min(max(kept_ms // LOOKS, look_ms[0]), look_ms[-1])
         self._is_looked = cleaning.is_compacted and 4 * self._period_ms <= kept_ms
         self._looked_ms = 0
+        self._ends: deque[tuple[int, Mapping[int, int]]] = deque()
+        """When it was looked, and where the partitions ended then."""
+        self._old_ends: Mapping[int, int] = {}
+        """Where they ended so long ago that all of that has to be read by now."""
         self._whole: dict[int, int] = {}
         """Up to where nothing was missed in the partitions, as seqnos."""
         self._first: dict[int, int] = {}
-        """Those that have not been at their end yet, and since when they are read from nothing."""
+        """Those that have not read all yet that there was when they began: where they ended."""
 
     def kept_since_ms(self, now_ms: int) -> int | None:
         """Return since when no deletion may have been forgotten that a beginning would miss; None:
@@ -63,7 +69,8 @@ class DeletionWatch:
         seqno = history.stable if start is None else start[1]
         self._looked_ms = self._looked_ms or now_ms
         self._whole[p] = seqno
-        self._first[p] = self._read_from_ms if seqno else now_ms
+        if not seqno or now_ms < self._read_from_ms + self._cleaning.delete_retention_ms:
+            self._first[p] = history.stable
         return history.may_hide_deletions(seqno, kept_from)
 
     def reach_end(self, p: int, seqno: int, now_ms: int) -> None:
@@ -72,32 +79,30 @@ class DeletionWatch:
         if self._is_in_time(now_ms):
             self._whole[p] = max(self._whole.get(p, 0), seqno)
 
-    def due_ms(self, now_ms: int) -> int | None:
-        """Return how old what lies above the places may be, if it is time to look; else None."""
-        if not self._is_looked or now_ms < self._looked_ms + self._period_ms:
-            return None
-        return self._young_since_ms(now_ms)
-
-    def _young_since_ms(self, now_ms: int) -> int:
-        """Return since when nothing is forgotten before the next look."""
-        return now_ms - self._cleaning.delete_retention_ms + 2 * self._period_ms
+    def is_due(self, now_ms: int) -> bool:
+        """Tell whether it is time to look."""
+        return self._is_looked and now_ms >= self._looked_ms + self._period_ms
 
     def look(
-        self, places: Mapping[int, int], kept_from: Mapping[int, int], now_ms: int
+        self, places: Mapping[int, int], ends: Mapping[int, int], now_ms: int
     ) -> tuple[AbstractSet[int], AbstractSet[int]]:
-        """Look whether partitions that are at these places now have missed something.
+        """Look whether partitions that are at these places, and end there, have missed something.
 
-        `kept_from` are the first offsets since `due_ms`. Returns those that may have, and those of
-        them that reading anew would not help: their first reading takes too long.
+        Returns those that may have, and those of them that reading anew would not help: their first
+        reading takes too long.
         """
-        is_in_time, began_ms = self._is_in_time(now_ms), self._young_since_ms(now_ms)
-        whole = places if is_in_time else {p: self._whole.get(p, at) for p, at in places.items()}
-        missed = {
-            p
-            for p, at in whole.items()
-            if at < kept_from.get(p, 0) and self._first.get(p, 0) < began_ms
-        }
+        whole = places
+        if not self._is_in_time(now_ms):
+            whole = {p: self._whole.get(p, at) for p, at in places.items()}
+        self._first = {p: end for p, end in self._first.items() if whole.get(p, end) < end}
+        old_ms = now_ms - self._cleaning.delete_retention_ms + 2 * self._period_ms
+        while self._ends and self._ends[0][0] <= old_ms:
+            _, self._old_ends = self._ends.popleft()
+        self._ends.append((now_ms, dict(ends)))
         self._looked_ms, self._whole = now_ms, dict(places)
+        old = self._old_ends
+        # A leader without the last records may have made a log shorter since.
+        missed = {p for p, at in whole.items() if at < min(old.get(p, 0), ends.get(p, 0))}
         return missed - self._first.keys(), missed & self._first.keys()
 
     def _is_in_time(self, now_ms: int) -> bool:

@@ -290,16 +290,15 @@ class TopicStream(QueuedStream):
     def _look_for_deletions(self, reading: TopicReading) -> None:
         """Look now and then whether what was held back has missed something."""
         now_ms = wall_ms()
-        since_ms = self._deletions.due_ms(now_ms)
         places = {p: one.reached for p, one in reading.partitions.items()}
-        if since_ms is None or not places:
+        if not places or not self._deletions.is_due(now_ms):
             return
         place = self._place
         try:
-            kept_from = place.histories.first_since(place.facts.topic, sorted(places), since_ms)
+            ends = place.histories.ends(place.facts.topic, sorted(places))
         except KafkaException:
             return  # Kafka is away.
-        missed, slow = self._deletions.look(places, kept_from, now_ms)
+        missed, slow = self._deletions.look(places, ends, now_ms)
         for p in sorted(missed):
             self._forgotten(p)
         for p in sorted(slow):

@@ -1879,8 +1879,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-place-counts-however-late-it-is-looked",
         "projector_sim/sources/deletions.py",
-        "whole = places if is_in_time else",
-        "whole = places if now_ms else",
+        "if not self._is_in_time(now_ms):",
+        "if not now_ms:",
         "tests/unit/projector_sim/test_deletions.py",
     ),
     Mutant(

@@ -500,12 +500,11 @@ class TopicConnection(SourceConnection):
             return
         self.clock.at(LOOK_MS[0], self._look_for_deletions)
         now_ms = self.store.world.wall_ms()
-        since_ms = self._deletions.due_ms(now_ms)
-        if since_ms is None:
+        if not self._deletions.is_due(now_ms):
             return
         places = {number: one.reached for number, one in self._reading.partitions.items()}
-        kept = {number: self._first_since(self._topic[number], since_ms) for number in places}
-        missed, slow = self._deletions.look(places, kept, now_ms)
+        ends = {number: self._topic[number].high for number in places}
+        missed, slow = self._deletions.look(places, ends, now_ms)
         for number in (*missed, *slow):
             # Of the first ones that is told, too; if the projector dies at once, nobody hears it.
             self._topic[number].slow_in = self._entity.reading

@@ -49,4 +49,4 @@ def a_leader_is_noticed_by_its_records_only(patch: Patch) -> None:
 
 def what_is_forgotten_is_nobodys_concern(patch: Patch) -> None:
     patch.setattr(History, "may_hide_deletions", lambda *_: False)
-    patch.setattr(DeletionWatch, "due_ms", lambda *_: None)
+    patch.setattr(DeletionWatch, "is_due", lambda *_: False)

@@ -11,8 +11,8 @@ KEPT_MS = 100_000
 PERIOD_MS = KEPT_MS // LOOKS
 NOW_MS = 10**12
 HISTORY = History(0, 90, 95, (Epoch(0, 0),))
-FIRST_MS = NOW_MS - 50_000
-"""A reading that has begun so recently misses nothing yet."""
+OLD_MS = KEPT_MS - 2 * PERIOD_MS
+"""What was there so long ago has to be read by now."""
 
 
 def watch(read_from_ms: int = 0, kept_ms: int = KEPT_MS) -> DeletionWatch:
@@ -26,10 +26,16 @@ def begun(start: int, read_from_ms: int = 0) -> DeletionWatch:
     return made
 
 
-def look(made: DeletionWatch, at: int, kept_from: int, after_ms: int) -> tuple[bool, bool]:
+def look(made: DeletionWatch, at: int, end: int, after_ms: int) -> tuple[bool, bool]:
     """Return whether something may be missed, and whether it would be again."""
-    missed, slow = made.look({0: at}, {0: kept_from}, NOW_MS + after_ms)
+    missed, slow = made.look({0: at}, {0: end}, NOW_MS + after_ms)
     return 0 in missed, 0 in slow
+
+
+def looks(made: DeletionWatch, at: int, end: int, until_ms: int) -> list[tuple[bool, bool]]:
+    """Look each period, while the partition stays where it is; return what was found."""
+    times = range(PERIOD_MS, until_ms + 1, PERIOD_MS)
+    return [look(made, at, end, after_ms) for after_ms in times]
 
 
 @pytest.mark.parametrize(
@@ -46,72 +52,77 @@ def test_who_begins_below_what_may_be_forgotten_may_miss_something(
     assert watch().begin(0, HISTORY, start, kept_from, NOW_MS) == hides
 
 
-def test_it_is_looked_in_time_and_for_what_stays_until_the_next_look() -> None:
-    made = begun(3)
-    assert made.due_ms(NOW_MS + PERIOD_MS - 1) is None
-    due_ms = NOW_MS + PERIOD_MS
-    assert made.due_ms(due_ms) == due_ms - KEPT_MS + 2 * PERIOD_MS
-    look(made, 3, 0, PERIOD_MS)
-    assert made.due_ms(due_ms + PERIOD_MS - 1) is None
-
-
 @pytest.mark.parametrize(
-    ("kept_ms", "period_ms"), [(86_400_000, LOOK_MS[-1]), (10_000, LOOK_MS[0])]
+    ("kept_ms", "period_ms"),
+    [(KEPT_MS, PERIOD_MS), (86_400_000, LOOK_MS[-1]), (10_000, LOOK_MS[0])],
 )
 def test_it_is_not_looked_too_often_nor_too_seldom(kept_ms: int, period_ms: int) -> None:
     made = watch(kept_ms=kept_ms)
     made.begin(0, HISTORY, (7, 3), None, NOW_MS)
-    assert made.due_ms(NOW_MS + period_ms - 1) is None
-    assert made.due_ms(NOW_MS + period_ms) is not None
+    for _ in range(2):
+        assert not made.is_due(NOW_MS + period_ms - 1)
+        assert made.is_due(NOW_MS + period_ms)
+        made.look({0: 3}, {0: 3}, NOW_MS)
 
 
 @pytest.mark.parametrize("cleaning", [Cleaning(True, False, 3_999), Cleaning(False, True, KEPT_MS)])
 def test_it_is_not_looked_where_that_would_tell_nothing(cleaning: Cleaning) -> None:
     made = DeletionWatch(cleaning, 0)
     made.begin(0, HISTORY, (7, 3), None, NOW_MS)
-    assert made.due_ms(NOW_MS + 10**9) is None
+    assert not made.is_due(NOW_MS + 10**9)
 
 
 def test_who_is_held_back_for_too_long_may_miss_something() -> None:
     made = begun(3)
-    made.reach_end(0, 3, NOW_MS + 1)
-    assert look(made, 3, 3, PERIOD_MS) == (False, False)
-    assert look(made, 3, 4, 2 * PERIOD_MS) == (True, False)
+    *before, last = looks(made, 3, 4, OLD_MS + PERIOD_MS)
+    assert not any(map(any, before))
+    assert last == (True, False)
+
+
+def test_who_follows_misses_nothing_however_long_it_takes() -> None:
+    """Though it is never at the end, and whatever the times of the records say."""
+    made = begun(3)
+    for number in range(1, 5 * LOOKS):
+        assert look(made, 10 * number, 10 * number + 15, number * PERIOD_MS) == (False, False)
 
 
 def test_who_was_at_the_end_in_time_misses_nothing_though_nobody_has_looked_since() -> None:
     made = begun(3)
-    made.reach_end(0, 8, NOW_MS + 2 * PERIOD_MS)
-    assert look(made, 9, 8, 5 * PERIOD_MS) == (False, False)
+    look(made, 3, 8, PERIOD_MS)
+    made.reach_end(0, 8, NOW_MS + 3 * PERIOD_MS)
+    assert look(made, 9, 9, 10 * KEPT_MS) == (False, False)
 
 
 def test_who_has_read_on_too_late_may_have_missed_something() -> None:
     """Where it stands now says nothing then, nor that it was at the end."""
     made = begun(3)
-    made.reach_end(0, 3, NOW_MS + 1)
-    look(made, 3, 0, PERIOD_MS)
+    look(made, 3, 8, PERIOD_MS)
     made.reach_end(0, 9, NOW_MS + 3 * PERIOD_MS + 1)
-    assert look(made, 9, 9, 4 * PERIOD_MS) == (True, False)
+    assert look(made, 9, 9, 10 * KEPT_MS) == (True, False)
 
 
-def test_a_first_reading_sees_all_for_a_while_and_is_too_slow_then() -> None:
+@pytest.mark.parametrize(("start", "read_from_ms"), [(0, 0), (3, NOW_MS - 50_000)])
+def test_a_first_reading_that_takes_too_long_is_told_and_would_be_again(
+    start: int, read_from_ms: int
+) -> None:
+    """Also one that goes on elsewhere."""
+    made = begun(start, read_from_ms)
+    *before, last = looks(made, 4, 90, OLD_MS + PERIOD_MS)
+    assert not any(map(any, before))
+    assert last == (False, True)
+
+
+def test_what_was_read_to_where_it_ended_once_is_read_again_where_it_misses_something() -> None:
     made = begun(0)
-    enough_ms = KEPT_MS - 2 * PERIOD_MS
-    assert look(made, 3, 9, enough_ms) == (False, False)
-    assert look(made, 4, 9, enough_ms + 1) == (False, True)
+    look(made, HISTORY.stable, 95, PERIOD_MS)
+    found = [look(made, 91, 95, n * PERIOD_MS) for n in range(2, LOOKS + 2)]
+    assert found[-1] == (True, False)
 
 
-def test_a_first_reading_that_goes_on_elsewhere_has_begun_when_it_did() -> None:
-    made = begun(3, read_from_ms=FIRST_MS)
-    enough_ms = KEPT_MS - 2 * PERIOD_MS - 50_000
-    assert look(made, 3, 9, enough_ms) == (False, False)
-    assert look(made, 3, 9, enough_ms + 1) == (False, True)
-
-
-def test_what_was_read_to_its_end_once_is_read_again_where_it_misses_something() -> None:
-    made = begun(0)
-    made.reach_end(0, 3, NOW_MS + 1)
-    assert look(made, 3, 9, PERIOD_MS) == (True, False)
+def test_a_log_that_is_shorter_by_now_hides_nothing() -> None:
+    made = begun(3)
+    look(made, 5, 9, PERIOD_MS)
+    assert not any(map(any, (look(made, 5, 5, n * PERIOD_MS) for n in range(2, 2 * LOOKS))))
 
 
 def test_a_partition_that_is_over_is_nobodys_concern() -> None:

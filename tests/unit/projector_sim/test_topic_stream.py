@@ -230,6 +230,7 @@ class Connection:
             histories=lambda _, partitions: dict.fromkeys(partitions, self.history),
             newest=self._newest,
             first_since=lambda *_: self.since,
+            ends=lambda *_: {0: self.history.stable},
         )
         makes = iter(clients)
         patch.setattr(topic_stream, "consumer", lambda *_, **__: next(makes))
@@ -353,16 +354,25 @@ def test_who_has_said_for_long_that_something_is_missed_begins(
     assert [one.seqno for one in found if isinstance(one, Mutated)] == [4]
 
 
-@pytest.mark.parametrize(("is_first", "told"), [(False, ([0], [])), (True, ([], [0]))])
+@pytest.mark.parametrize(("missed", "slow"), [({0}, set()), (set(), {0})])
 def test_who_is_held_back_for_too_long_is_noted(
-    monkeypatch: pytest.MonkeyPatch, is_first: bool, told: tuple[list[int], list[int]]
+    monkeypatch: pytest.MonkeyPatch, missed: set[int], slow: set[int]
 ) -> None:
+    looked: list[tuple[dict[int, int], dict[int, int]]] = []
+
+    def look(
+        _: DeletionWatch, places: dict[int, int], ends: dict[int, int], now_ms: int
+    ) -> tuple[set[int], set[int]]:
+        looked.append((places, ends))
+        return missed, slow
+
     here = Connection(a_history(0, 9))
-    here.since, here.cleaning = {0: 8}, Cleaning(True, False, 1_000)
-    monkeypatch.setattr(DeletionWatch, "due_ms", lambda self, now_ms: 1)
-    first = Message(0, b"a") if is_first else Said(KafkaError._PARTITION_EOF, offset=1)
-    here.told(monkeypatch, Client(first))
-    assert ([*{*here.forgotten}], [*{*here.slow}]) == told
+    here.cleaning = Cleaning(True, False, 10_000)
+    monkeypatch.setattr(DeletionWatch, "is_due", lambda self, now_ms: True)
+    monkeypatch.setattr(DeletionWatch, "look", look)
+    here.told(monkeypatch, Client(Message(4, b"a")))
+    assert ({*here.forgotten}, {*here.slow}) == (missed, slow)
+    assert looked[0] == ({0: 5}, {0: 9})
 
 
 def test_a_partition_that_is_over_is_taken_from_the_client_once(
