@@ -29,7 +29,7 @@ from coordinator.http.execution import (
     Principal,
     answer,
     execute,
-    is_repeat,
+    remembered,
 )
 from coordinator.http.history import Settle
 from coordinator.http.models import Text
@@ -125,7 +125,7 @@ def add_buckets(app: FastAPI, shell: Shell, settle: Settle) -> None:
             partitions = await _partitions(shell, source.topic)
         except ApiError:
             await settle("linearizable", 0)
-            if not is_repeat(shell, idempotency_key):
+            if remembered(shell, idempotency_key) is None:
                 raise
             partitions = 0  # Whatever the topic is now, the first outcome is answered.
         command = commands.AddBucket(

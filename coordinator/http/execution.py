@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from coordinator import codec
 from coordinator.core.catalog.ddl import PRINCIPAL_LENGTH_MAX
+from coordinator.core.catalog.outcomes import RememberedOutcome
 from coordinator.core.consensus import inputs
 from coordinator.core.model import commands
 from coordinator.core.model.types import CAS_MAX, Cas
@@ -89,9 +90,9 @@ async def execute(
     return raise_unless_ok(await shell.ask(make))
 
 
-def is_repeat(shell: Shell, key: str | None) -> bool:
-    """Tell whether the outcome of a request is known here: nothing has to be decided for it."""
-    return key is not None and shell.node.outcomes.find(key) is not None
+def remembered(shell: Shell, key: str | None) -> RememberedOutcome | None:
+    """Return the outcome of a request that is known here: nothing has to be decided for it."""
+    return shell.node.outcomes.find(key) if key is not None else None
 
 
 def _fingerprint(command: commands.Command, expected: Cas | None, given: int | None) -> int:

@@ -27,7 +27,7 @@ from coordinator.core.model.entities import MOVE_PENDING, NOWHERE, Move, Rebalan
 from coordinator.http import models, views
 from coordinator.http.aside import VIEWS
 from coordinator.http.errors import ApiError, json_response
-from coordinator.http.execution import IdempotencyKey, Principal, execute, is_repeat
+from coordinator.http.execution import IdempotencyKey, Principal, execute, remembered
 from coordinator.http.history import Settle
 from coordinator.http.shared import APPLIED_CAS, Consistency, read_answer, read_aside
 from coordinator.node.repairs import planned
@@ -51,7 +51,7 @@ def add_rebalances(app: FastAPI, shell: Shell, settle: Settle) -> None:
         try:
             command, impossible = await VIEWS.run(lambda: _command(shell, body))
         except ApiError:
-            if body.dry_run or not is_repeat(shell, idempotency_key):
+            if body.dry_run or remembered(shell, idempotency_key) is None:
                 raise
             # Whatever could be planned now, the first outcome is answered.
             command, impossible = commands.BeginRebalance(()), []

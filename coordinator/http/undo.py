@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from coordinator import codec
-from coordinator.core.catalog.outcomes import RememberedOutcome, time_of_uuid7
+from coordinator.core.catalog.outcomes import time_of_uuid7
 from coordinator.core.catalog.state import StateContext
 from coordinator.core.catalog.transactions import OPERATIONS_MAX
 from coordinator.core.history import shown
@@ -24,7 +24,7 @@ from coordinator.http import models
 from coordinator.http.aside import VIEWS
 from coordinator.http.encoding import encoded
 from coordinator.http.errors import ApiError
-from coordinator.http.execution import IdempotencyKey, Principal, execute
+from coordinator.http.execution import IdempotencyKey, Principal, execute, remembered
 from coordinator.http.history import read_history
 from coordinator.http.shared import APPLIED_CAS, Consistency
 from coordinator.node.shell import Shell
@@ -98,7 +98,7 @@ class Undoing:
                 lambda: [change_of(step, then.cas) for step in whole.steps]
             )
             return await self._answer(then.cas, whole, changes, now)
-        is_repeat = self._found(self._key) is not None
+        is_repeat = remembered(self._shell, self._key) is not None
         await self._take_up(then)
         steps = tuple(step for step in whole.steps if step.key not in self._done)
         if not is_repeat:
@@ -158,15 +158,15 @@ class Undoing:
         has_it = any(change.event.cas == cas for change in following)
         return history.state_at(following[-1].event.cas, now) if has_it else state
 
-    def _found(self, key: str | None) -> RememberedOutcome | None:
-        return self._shell.node.outcomes.find(key) if key is not None else None
-
     def _step_key(self) -> str | None:
         return f"{self._key}/{len(self._txns)}" if self._key is not None else None
 
     async def _take_up(self, then: StateContext) -> None:
         """Take note of the steps that an earlier try has done."""
-        while self._asked.in_steps and (found := self._found(self._step_key())) is not None:
+        while (
+            self._asked.in_steps
+            and (found := remembered(self._shell, self._step_key())) is not None
+        ):
             txn, request = str(found.txn), found.outcome.id
             changes = await self._history_of(txn, request)
             self._txns.append(txn)

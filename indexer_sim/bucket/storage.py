@@ -73,13 +73,10 @@ class Storage:
             self._open(identity)
         except StorageError as error:
             self.close()
-            if error.code == DAMAGED:
+            if error.code == "damaged":
                 self._put_aside()
-                self._open(identity)
-                self._reserve.allocate()
-                return
             # Another process may use this folder, and its reserve: only a full disk is a reason.
-            if not (self._reserve.is_needed() and self._reserve.give_up()):
+            elif not (self._reserve.is_needed() and self._reserve.give_up()):
                 raise
             self._open(identity)
         self._reserve.allocate()

@@ -67,10 +67,11 @@ Seen = Mapping[str, SourceBucket]
 
 
 class Noted(NamedTuple):
-    """A bucket of which something was noted, and since when."""
+    """A bucket as it was when something was noted of it, and what."""
 
     bucket: Bucket
     since_s: float
+    text: str
 
 
 class TopicSource:
@@ -119,7 +120,7 @@ class TopicSource:
         """Buckets of which deletions may have been missed, each in the reading that it had."""
         self._slow: dict[str, Noted] = {}
         """Buckets of which deletions may have been missed, and would be again."""
-        self._failed: dict[str, tuple[str, Noted]] = {}
+        self._failed: dict[str, Noted] = {}
         """Why a stream of a bucket has failed last."""
         self._cleaned_s = 0.0
         self._unreadable: Counter[str] = Counter()
@@ -131,7 +132,7 @@ class TopicSource:
         self._buckets = dict(buckets)
         self._forgotten = _those_of(self._forgotten, buckets)
         self._slow = _those_of(self._slow, buckets)
-        self._failed = {n: one for n, one in list(self._failed.items()) if n in buckets}
+        self._failed = _those_of(self._failed, buckets)
         self._changed.set()
 
     def open(self, request: StreamRequest, wake: Callable[[], None]) -> SourceStream:
@@ -199,14 +200,15 @@ class TopicSource:
             return known
         if self._forgetful(bucket) >= 0:
             return FORGOTTEN
-        reason, noted = self._failed.get(bucket.name, ("", None))
-        if noted is not None and time.monotonic() < noted.since_s + FAILED_S:
-            return f"a stream has failed: {reason}"
-        return SLOW if _is_of(self._slow, bucket) else ""
+        failed = _noted(self._failed, bucket)
+        if failed is not None and time.monotonic() < failed.since_s + FAILED_S:
+            return failed.text
+        slow = _noted(self._slow, bucket)
+        return slow.text if slow is not None else ""
 
     def _forgetful(self, bucket: Bucket) -> int:
         """Return the reading of a bucket, if deletions may have been missed in it; else -1."""
-        return bucket.reading if _is_of(self._forgotten, bucket) else -1
+        return bucket.reading if _noted(self._forgotten, bucket) is not None else -1
 
     def close(self) -> None:
         self._changed.set()
@@ -254,20 +256,26 @@ class TopicSource:
         """
         if self._buckets.get(bucket.name) != bucket:
             return False  # It is read again already, or gone.
-        if not _is_of(self._forgotten, bucket):
-            self._status_log.info(f"bucket {bucket.name}, partition {partition}: {FORGOTTEN}")
-            self._forgotten[bucket.name] = Noted(bucket, time.monotonic())
-        return time.monotonic() >= self._forgotten[bucket.name].since_s + TOLD_S
+        noted = self._note(self._forgotten, bucket, partition, FORGOTTEN)
+        return time.monotonic() >= noted.since_s + TOLD_S
 
     def _note_slow(self, bucket: Bucket, partition: int) -> None:
         """Hear that reading takes so long that deletions may be missed, and say so."""
-        if self._buckets.get(bucket.name) == bucket and not _is_of(self._slow, bucket):
-            self._status_log.info(f"bucket {bucket.name}, partition {partition}: {SLOW}")
-            self._slow[bucket.name] = Noted(bucket, time.monotonic())
+        if self._buckets.get(bucket.name) == bucket:
+            self._note(self._slow, bucket, partition, SLOW)
+
+    def _note(self, noted: dict[str, Noted], bucket: Bucket, partition: int, text: str) -> Noted:
+        """Note something of a bucket, and say so once; return what is noted."""
+        found = _noted(noted, bucket)
+        if found is None:
+            self._status_log.info(f"bucket {bucket.name}, partition {partition}: {text}")
+            found = noted[bucket.name] = Noted(bucket, time.monotonic(), text)
+        return found
 
     def _note_failed(self, bucket: Bucket, reason: str) -> None:
         """Hear why a stream has failed: it is begun again, and may fail again."""
-        self._failed[bucket.name] = reason[:FAILED_LENGTH_MAX], Noted(bucket, time.monotonic())
+        text = f"a stream has failed: {reason[:FAILED_LENGTH_MAX]}"
+        self._failed[bucket.name] = Noted(bucket, time.monotonic(), text)
 
     def _note_unreadable(self, name: str, record: Record, error: RecordError) -> None:
         offset, value = record.offset(), record.value()
@@ -459,10 +467,10 @@ def _problem_of(bucket: Bucket, known: tuple[TopicFacts, Cleaning] | None) -> st
     return mismatch(bucket, known[0].partitions)
 
 
-def _is_of(noted: Mapping[str, Noted], bucket: Bucket) -> bool:
-    """Tell whether something was noted of a bucket as it is."""
-    known = noted.get(bucket.name)
-    return known is not None and known.bucket == bucket
+def _noted(noted: Mapping[str, Noted], bucket: Bucket) -> Noted | None:
+    """Return what was noted of a bucket as it is, None if nothing was."""
+    found = noted.get(bucket.name)
+    return found if found is not None and found.bucket == bucket else None
 
 
 def _those_of(noted: Mapping[str, Noted], buckets: Mapping[str, Bucket]) -> dict[str, Noted]:

@@ -95,6 +95,8 @@ class TopicStream(QueuedStream):
         self._sync_s = sync_ms / 1000
         self._synced_s = 0.0
         self._looked_s = time.monotonic()
+        self._unanswered_s = -LOOK_S
+        """When Kafka did not say last where the partitions end."""
         self._log_ends: dict[int, tuple[int, float]] = {}
         """The end of each log, and since when it may have been known."""
         self._turned_s = time.monotonic()
@@ -290,14 +292,17 @@ class TopicStream(QueuedStream):
     def _look_for_deletions(self, reading: TopicReading) -> None:
         """Look now and then whether what was held back has missed something."""
         now_ms = wall_ms()
+        if time.monotonic() < self._unanswered_s + LOOK_S or not self._deletions.is_due(now_ms):
+            return
         places = {p: one.reached for p, one in reading.partitions.items()}
-        if not places or not self._deletions.is_due(now_ms):
+        if not places:
             return
         place = self._place
         try:
             ends = place.histories.ends(place.facts.topic, sorted(places))
         except KafkaException:
-            return  # Kafka is away.
+            self._unanswered_s = time.monotonic()  # Kafka is away: it is not asked in each turn.
+            return
         missed, slow = self._deletions.look(places, ends, now_ms)
         for p in sorted(missed):
             self._forgotten(p)

@@ -1858,8 +1858,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a-repeat-is-examined-anew",
         "coordinator/http/execution.py",
-        "return key is not None and shell.node.outcomes.find(key) is not None",
-        "return False",
+        "return shell.node.outcomes.find(key) if key is not None else None",
+        "return None",
         "tests/unit/http/test_repeats.py",
     ),
     Mutant(

@@ -701,14 +701,19 @@ def test_what_a_broken_pass_did_not_send_is_sent_by_the_next_one() -> None:
     assert given.opened().vbuckets == (1, 3)
 
 
-@pytest.mark.parametrize("state", [BACKFILL, MAINTENANCE])
-def test_what_is_to_end_on_a_branch_that_is_gone_is_broken_off(state: str) -> None:
-    """The vbucket may have lost that, and would never get there."""
+def sent_again(state: str) -> tuple[Given, Run]:
+    """Return a pass over an index that is built, or a catch-up of one that is, up to seqno 40."""
     given = Given(an_index(state=state))
     given.streaming(1, at=40)
     if state == MAINTENANCE:
         given.planner.request(request(1))
-    run = given.opened()
+    return given, given.opened()
+
+
+@pytest.mark.parametrize("state", [BACKFILL, MAINTENANCE])
+def test_what_is_to_end_on_a_branch_that_is_gone_is_broken_off(state: str) -> None:
+    """The vbucket may have lost that, and would never get there."""
+    given, run = sent_again(state)
     given.begun(run, 5)
     newer = given.streaming(2, at=34)
     newer.vbuuids[0] = Vbuuid(BRANCH + 1)
@@ -725,11 +730,7 @@ def test_what_is_to_end_on_a_branch_that_is_gone_is_broken_off(state: str) -> No
 @pytest.mark.parametrize("state", [BACKFILL, MAINTENANCE])
 def test_so_is_what_has_not_begun_and_never_may(state: str) -> None:
     """It begins on another branch, which is none of what was asked for: a topic was made anew."""
-    given = Given(an_index(state=state))
-    given.streaming(1, at=40)
-    if state == MAINTENANCE:
-        given.planner.request(request(1))
-    run = given.opened()
+    given, run = sent_again(state)
     assert given.plan(Close) == []
     given.streaming(2, at=0).vbuuids[1] = Vbuuid(BRANCH + 1)
     assert [action.run for action in given.plan(Close)] == [run]

@@ -345,17 +345,22 @@ def test_a_build_that_waits_for_a_lost_indexer_is_not_waited_for() -> None:
     assert f"indexer {gone} is lost" in leading.reason
 
 
-def test_a_copy_in_a_part_of_an_index_that_cannot_be_built_is_not_moved() -> None:
-    leading = Leading(slices=2)
-    leading.begin()
-    leading.go_on()
-    leading.build(leading.part)
+def drain(leading: Leading) -> None:
+    """The part takes over, and when its scans are over the copy at the source goes."""
     leading.go_on()
     leading.wants()
     leading.mono_ms += DRAIN_MS
     leading.go_on()
     leading.go_on()
     assert leading.states == ["done"]
+
+
+def test_a_copy_in_a_part_of_an_index_that_cannot_be_built_is_not_moved() -> None:
+    leading = Leading(slices=2)
+    leading.begin()
+    leading.go_on()
+    leading.build(leading.part)
+    drain(leading)
     master = leading.index(leading.index_id).slices[1].master
     leading.bench.apply(MoveShards(leading.index_id, (Shard(master, 9),)))
     build = leading.index(leading.index_id).build
@@ -469,12 +474,7 @@ def test_a_part_that_is_built_again_asks_nobody_who_may_have_released_its_slices
     assert leading.index(part).origins
     leading.build(part)
     assert leading.index(part).origins, "they are those of its first build"
-    leading.go_on()
-    leading.wants()
-    leading.mono_ms += DRAIN_MS
-    leading.go_on()
-    leading.go_on()
-    assert leading.states == ["done"]
+    drain(leading)
     leading.bench.apply(MoveShards(part, (Shard(3, 99),)))
     again = leading.index(part)
     assert (again.state, again.origins) == (PENDING, ())
