@@ -79,7 +79,7 @@ class _Bench:
             self._storage.allocate(BUCKET, route.index.id, numbers, b"", places)
         self._applier = Applier(
             *(self._storage, MutationQueue(), _ignored, _failed, _ignored, _failed),
-            *(3_600, Threads(_ignored), _ignored),
+            *(3_600, Threads(_ignored), _ignored, _ignored),
         )
         self._offsets = places
         self._seqnos = dict.fromkeys(range(VBUCKETS), 0)

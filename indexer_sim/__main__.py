@@ -7,7 +7,6 @@ no restart can help.
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import sys
 import threading
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.kafka.arguments import add_cluster, kafka_of
 from coordinator.runtime.arguments import within
+from coordinator.runtime.garbage import collect_rarely
 from coordinator.runtime.http_guard import add_allowed_host, warn_unless_local
 from coordinator.runtime.private_files import keep_private
 from coordinator.runtime.signals import ignore_stops, on_stop
@@ -30,10 +30,6 @@ INDEXER_ID_MAX = 250
 SWITCH_INTERVAL_S = 0.001
 """A scan takes its turn after this, where a batch is applied: Python's default is 5 ms."""
 
-GARBAGE = (50_000, 10, 10)
-"""Tens of thousands of items wait here at any time, and none is part of a cycle: with the usual
-thresholds, looking for cycles among them takes as long as reading them."""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run an indexer until SIGTERM or SIGINT, and return its exit code."""
@@ -42,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"indexer {arguments.id}: {trouble}", file=sys.stderr, flush=True)
     stopping = threading.Event()
     on_stop(stopping.set)
-    gc.set_threshold(*GARBAGE)
+    collect_rarely()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     warn_unless_local(arguments.host, logging.getLogger("indexer"))
     from indexer_sim.process import Options

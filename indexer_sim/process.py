@@ -188,6 +188,7 @@ class Indexer:
             self.threads,
             self._dead_letters,
             self._late_beats,
+            self.scans.waiting.changed,
         )
         for value in self.storage.rollbacks():
             self.data.applier.roll_back(codec.decode(value))

@@ -51,7 +51,10 @@ class PoisonError(Exception):
 
 
 class Applier:
-    """Takes what was read, for ever; `news` is called when something may have to be told."""
+    """Takes what was read, for ever.
+
+    `news` is called when something may have to be told, `applied` after each batch.
+    """
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class Applier:
         checkpoint_s: float,
         threads: Threads,
         info: Report,
+        applied: Callable[[], None],
     ) -> None:
         self._storage = storage
         self._queue = queue
@@ -72,6 +76,7 @@ class Applier:
         self._resolved = resolved
         self._dead_letter = dead_letter
         self._info = info
+        self._applied = applied
         self._newest: dict[str, StabilityTimestamp] = {}
         self._rollbacks: dict[str, Rollback] = {}
         self._stopping = threading.Event()
@@ -101,6 +106,7 @@ class Applier:
             self.obey()
             if taken:
                 self.apply(taken)
+                self._applied()
             while self.sweep() and not (self._queue.waiting or self._stopping.is_set()):
                 pass
             if time.monotonic() >= self._positions_due_s:

@@ -7,7 +7,7 @@ What nobody has thought of ends the thread, and with it the process (`coordinato
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from confluent_kafka import Message
 
@@ -50,7 +50,9 @@ class DataPlane:
         threads: Threads,
         dead_letters: DeadLetters,
         late_beats: LateBeats,
+        applied: Callable[[], None],
     ) -> None:
+        """`applied` is called after each batch, in a thread of its own."""
         self._storage = storage
         self._status_log = status_log
         self._started = False
@@ -73,7 +75,7 @@ class DataPlane:
         )
         self.applier = Applier(
             *(storage, self.queue, self.reporter.news, status_log.problem, status_log.resolved),
-            *(self._dead_letter_delivery, checkpoint_s, threads, status_log.info),
+            *(self._dead_letter_delivery, checkpoint_s, threads, status_log.info, applied),
         )
         self.reader = MutationReader(
             bootstrap_servers,

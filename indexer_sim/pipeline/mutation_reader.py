@@ -57,6 +57,7 @@ from coordinator.kafka.readers import consumer
 from coordinator.kafka.stall_detector import StallDetector
 from coordinator.kafka.state_follower import CALL_TIMEOUT_S, PAUSE_S
 from coordinator.kafka.topics import MUTATIONS, STABILITY, STREAM_PARTITIONS, topic_name
+from coordinator.runtime.gathering import Gathering
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.entries import NO_EPOCH
 from indexer_sim.pipeline.log_witness import LogWitness, Voucher
@@ -71,9 +72,12 @@ MESSAGES_MAX = 64
 GROUP_ITEMS = 4_096
 """So many items, about, are put into the queue at once."""
 
-PACE_S = 0.005
+PACE_S, PACE_MOST_S = 0.001, 0.05
 """Who has read all that there was lets so much time pass: the more comes, the more comes together,
 and neither this thread nor the next wakes up for a single record."""
+
+PACE_PER_S = 5_000
+"""So many items a second are much: then more time passes, and an item costs less."""
 
 POLL_S = 0.2
 FETCH_WAIT_MS = 250
@@ -291,6 +295,7 @@ class MutationReader:
         self._well = well
         self._stopping = threading.Event()
         self._epoch = 0
+        self._gathering = Gathering(PACE_S, PACE_MOST_S, PACE_PER_S)
         self._stall_detector: StallDetector
         self._thread = threads.make("mutations", self._run, self._stopping)
 
@@ -341,7 +346,7 @@ class MutationReader:
         while self._is_current() and needed.stands and not self._witness.is_in_doubt:
             messages = self._next(reader)
             if self._hand_over(messages) and 0 < len(messages) < MESSAGES_MAX:
-                self._stopping.wait(PACE_S)
+                self._stopping.wait(self._gathering.wait_s)
             needed = self._needed()
         return bool(needed.stands) and not self._stopping.is_set()
 
@@ -444,7 +449,7 @@ class MutationReader:
         """
         group: list[Read] = []
         passed: dict[int, Position] = {}
-        items = 0
+        items = passed_on = 0
         for message in messages:
             if self._is_doubtful(message):
                 break
@@ -461,7 +466,9 @@ class MutationReader:
             if items >= GROUP_ITEMS:
                 if not self._put(*group):
                     return False
+                passed_on += items
                 group, items = [], 0
+        self._gathering.passed(passed_on + items)
         return self._put(*group, *passed.values())
 
     def _is_doubtful(self, message: Message) -> bool:

@@ -50,6 +50,7 @@ from coordinator.runtime.http_guard import Guard, error_body, own_hosts
 from coordinator.runtime.request_bodies import BodyTooLongError, read_body
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.transfers import Giving, TransferRefused, given_bytes, read_ask
+from indexer_sim.scans.waiting import Waiting
 
 READERS = 2
 """Threads that read pages: more would only take the interpreter from the one that applies."""
@@ -58,7 +59,8 @@ WAITING_MAX = 256
 """So many scans may be waiting or reading at once."""
 
 POLL_S, POLL_S_MAX, POLL_GROWTH = 0.005, 0.05, 1.25
-"""A scan that waits looks again after this, and the longer it has waited, the less often."""
+"""A scan that waits looks again when something was applied, and after this: the longer it has
+waited, the less often."""
 
 SMALL = 128
 """Pages of so many entries are read in the loop: to hand one to a thread takes as long, and three
@@ -330,6 +332,8 @@ class ScanServer:
 
         With `giving`, other indexers get from here what they are to hold, too.
         """
+        self.waiting = Waiting()
+        """Is to be told of each change."""
         self._reading = reading
         self._giving = giving
         self._indexer = indexer
@@ -378,7 +382,11 @@ class ScanServer:
     def _serve(self) -> None:
         import uvloop
 
-        uvloop.run(self._server.serve(sockets=[self._socket]))
+        uvloop.run(self._serve_here())
+
+    async def _serve_here(self) -> None:
+        self.waiting.begin()
+        await self._server.serve(sockets=[self._socket])
 
     async def _answer(self, request: Request) -> Response:
         try:
@@ -417,6 +425,7 @@ class ScanServer:
         self._busy += 1
         try:
             while True:
+                seen = self.waiting.changes
                 try:
                     if scan.limit > SMALL or scan.count or self._is_slow():
                         return await self._aside(lambda: self._read(scan))
@@ -426,7 +435,7 @@ class ScanServer:
                     passes = refusal.code in PASSING or isinstance(refusal, Unsettled)
                     if not passes or left_s < POLL_S:
                         raise
-                await asyncio.sleep(min(pause_s, left_s))
+                await self.waiting.wait(seen, min(pause_s, left_s))
                 pause_s = min(pause_s * POLL_GROWTH, POLL_S_MAX)
         finally:
             self._busy -= 1

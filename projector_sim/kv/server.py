@@ -23,6 +23,7 @@ import uvloop
 
 from coordinator.runtime.asgi import bound, server
 from coordinator.runtime.files import make_durably
+from coordinator.runtime.garbage import collect_rarely
 from coordinator.runtime.http_guard import add_allowed_host, own_hosts, warn_unless_local
 from coordinator.runtime.private_files import keep_private
 from coordinator.runtime.signals import ignore_stops, on_stop_in
@@ -55,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.warning("%s", trouble)
     try:
         with _locked(arguments.data_dir):
+            collect_rarely()
             return _run(arguments)
     except KvError as error:
         print(f"kv: {error.message} [{error.code}]", file=sys.stderr, flush=True)

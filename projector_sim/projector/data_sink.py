@@ -40,8 +40,8 @@ from coordinator.kafka.topics import (
     topic_name,
 )
 
-LINGER_MS = 1
-"""Records are handed over every 10 ms as it is: Kafka's client need not wait for more of them."""
+LINGER_MS = 0.2
+"""What belongs together is handed over at once: Kafka's client need not wait for more of it."""
 
 QUEUE_KBYTES = 64 * 1024
 WAIT_S = 0.05

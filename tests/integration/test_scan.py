@@ -500,6 +500,26 @@ def test_a_scan_waits_until_the_indexer_has_come_so_far(fleet: Fleet, http: http
     thread.join()
 
 
+def test_a_scan_that_waits_looks_again_when_something_was_applied(
+    fleet: Fleet, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only when it has waited for a while, which would be half a minute here."""
+    monkeypatch.setattr(api, "POLL_S", 30.0)
+    index, reading = fleet.index("a", slices=1), fleet.readings[1]
+    vector = {"at_least": {"vbuckets": {"0": [2**64 - 1, 10]}}}
+
+    def arrive() -> None:
+        wait_until(lambda: reading.scans, "it was looked at")
+        fleet.fill(index, [((1,), "d")])
+        reading.seqno = 10
+        fleet.servers[1].waiting.changed()
+
+    thread = eventually(arrive)
+    assert ids(scan(http, index, consistency=vector, timeout_ms=60_000)) == ["d"]
+    thread.join()
+    assert reading.scans == 2
+
+
 def replaced(fleet: Fleet, first: Index) -> tuple[Index, threading.Thread]:
     """An index takes the place of the first: the indexers know it before the node reads of it."""
     second = fleet.index("a", slices=1, name=first.name, replaces=first.id)

@@ -100,6 +100,7 @@ class IndexerProcess:
             NEVER_S,
             Threads(_nothing),
             lambda said: self.world.trace(f"indexer {self.number}: {said}"),
+            _nothing,
         )
         self.applier._stopping = Never()  # type: ignore[assignment]
         self.fillings = Fillings(self.storage)  # type: ignore[arg-type]

@@ -114,15 +114,22 @@ class Bench:
         self.problems: list[str] = []
         self.said: list[str] = []
         self.news = 0
+        self.seen: list[list[bytes]] = []
+        """The documents that there were each time that something was applied."""
+        self.applied = threading.Event()
         self.dead_letters: list[tuple[int, str]] = []
         self.applier = Applier(
             *(self.storage, MutationQueue(), self.hear, self.problem, lambda _: None),
-            *(self.dead_letter, 3_600, Threads(lambda: None), self.said.append),
+            *(self.dead_letter, 3_600, Threads(lambda: None), self.said.append, self.note),
         )
         self.offset = 100
 
     def hear(self) -> None:
         self.news += 1
+
+    def note(self) -> None:
+        self.seen.append(self.documents())
+        self.applied.set()
 
     def problem(self, about: str, message: str) -> None:
         self.problems.append(f"{about}: {message}")
@@ -253,6 +260,16 @@ def test_a_lease_that_is_over_is_given_back_though_nobody_reads(bench: Bench) ->
     now_s[0] = 10
     bench.applier._write_positions()
     assert not leases._leases
+
+
+def test_it_is_told_when_something_was_applied(bench: Bench) -> None:
+    bench.built()
+    bench.applier.start()
+    assert bench.applier._queue.put([bench.delivery(record(MAINTENANCE, upsert(1, b"x")))], 1)
+    assert bench.applied.wait(60)
+    bench.applier.end()
+    bench.applier.join()
+    assert bench.seen == [[b"x"]]
 
 
 @pytest.mark.thorough

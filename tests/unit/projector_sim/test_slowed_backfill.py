@@ -12,9 +12,10 @@ import pytest
 
 from coordinator.core.catalog.rebalance_settings import RebalanceSettings
 from coordinator.core.model.stream_records import BACKFILL, MAINTENANCE
+from coordinator.runtime.gathering import Gathering
 from projector_sim.projector import process
 from projector_sim.projector.credits import LEAST_BYTES, QUIET_BYTES
-from projector_sim.projector.process import FLUSH_BACKFILL_S, Line, Projector
+from projector_sim.projector.process import Line, Projector, gathering_of
 from projector_sim.projector.stream_planner import StreamPlanner
 from projector_sim.protocol.frames import Kind
 from tests.support.indexes import make_index
@@ -57,7 +58,9 @@ def line() -> Any:
     stream: Any = Stream()
     router: Any = Router()
     now_s = time.monotonic()
-    return Line(run=run, stream=stream, router=router, flush_s=FLUSH_BACKFILL_S, flushed_s=now_s)
+    return Line(
+        run=run, stream=stream, router=router, gathering=gathering_of(BACKFILL), flushed_s=now_s
+    )
 
 
 @pytest.fixture
@@ -142,7 +145,8 @@ def written(bucket: str, kind: str) -> Any:
     )
     run.carried = {1: make_index(1, 1)}
     made: Any = Writer(run)
-    return Line(run=run, stream=stream, router=made, flush_s=1e9, flushed_s=time.monotonic())
+    never = Gathering(1e9, 1e9, 1)
+    return Line(run=run, stream=stream, router=made, gathering=never, flushed_s=time.monotonic())
 
 
 @pytest.mark.parametrize("writes", ["a", "b", ""])

@@ -1,0 +1,81 @@
+"""Scans that wait look again as soon as something was applied, and not all of them at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from indexer_sim.scans.waiting import WOKEN_MAX, Waiting
+
+LONG_S = 60.0
+
+
+def test_a_change_wakes_who_waits() -> None:
+    async def run() -> None:
+        waiting = Waiting()
+        waiting.begin()
+        waits = asyncio.create_task(waiting.wait(waiting.changes, LONG_S))
+        await asyncio.sleep(0)
+        threading.Thread(target=waiting.changed).start()
+        await asyncio.wait_for(waits, LONG_S / 2)
+
+    asyncio.run(run())
+
+
+def test_a_change_that_came_after_looking_is_not_waited_for() -> None:
+    async def run() -> None:
+        waiting = Waiting()
+        waiting.begin()
+        seen = waiting.changes
+        waiting.changed()
+        await asyncio.wait_for(waiting.wait(seen, LONG_S), LONG_S / 2)
+
+    asyncio.run(run())
+
+
+def test_who_has_waited_long_enough_looks_again_and_leaves_nothing_behind() -> None:
+    async def run() -> None:
+        waiting = Waiting()
+        waiting.begin()
+        await waiting.wait(waiting.changes, 0.001)
+        waiting.changed()  # Wakes nobody, and nobody is there to be woken.
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_of_many_that_wait_some_look_again_each_time_in_turn() -> None:
+    async def run() -> None:
+        waiting, woken = Waiting(), list[int]()
+        waiting.begin()
+
+        async def scan(number: int) -> None:
+            while True:
+                await waiting.wait(waiting.changes, LONG_S)
+                woken.append(number)
+
+        scans = [asyncio.create_task(scan(number)) for number in range(WOKEN_MAX + 3)]
+        for _ in range(2):
+            await asyncio.sleep(0.001)
+            waiting.changed()
+            await asyncio.sleep(0.001)
+        some = [*range(WOKEN_MAX + 3), *range(WOKEN_MAX - 3)]
+        assert woken == some
+        for each in scans:
+            each.cancel()
+        await asyncio.gather(*scans, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_a_change_after_the_end_of_the_loop_is_for_nobody() -> None:
+    waiting = Waiting()
+
+    async def run() -> None:
+        waiting.begin()
+        waits = asyncio.create_task(waiting.wait(waiting.changes, LONG_S))
+        await asyncio.sleep(0)
+        waits.cancel()
+
+    asyncio.run(run())
+    waiting.changed()
