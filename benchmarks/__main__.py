@@ -56,6 +56,7 @@ ALL = (
     "scan",
     "maintenance",
     "beside_build",
+    "run_ahead",
     "topic_source",
     "rollback",
     "moves",
@@ -86,6 +87,7 @@ DATA_PLANE: dict[str, Callable[[data_plane.DataPlane], Any]] = {
     "scan": data_plane.scan,
     "maintenance": data_plane.maintenance,
     "beside_build": data_plane.beside_build,
+    "run_ahead": data_plane.run_ahead,
 }
 TIMESTAMPS: dict[str, Callable[[str], Any]] = {
     "catch_up": timestamps.catch_up,

@@ -85,6 +85,10 @@ class Cluster:
                 found[kind] += times.user + times.system
         return found
 
+    def of_kind(self, kind: str) -> list[psutil.Process]:
+        """Return the children of a kind, in the order in which they were started."""
+        return [child for found, child in self._children() if found == kind]
+
     def _children(self) -> Iterator[tuple[str, psutil.Process]]:
         for child in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException
 from itertools import count, islice
 from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
+import psutil
 
 from benchmarks.baselines import IndexSpec, Sqlite, bulk_write
 from benchmarks.cluster import Cluster
@@ -47,6 +49,7 @@ BUILD_TIMEOUT_S = 1_800.0
 CALL_TIMEOUT_S = 120.0
 
 SUSTAINED_S = 20.0
+AHEAD_S = float(os.environ.get("BENCH_AHEAD_S", "60"))
 SKEW = 0.8
 PREPARED = 200_000
 """So many changes are made before the clock starts; then they begin again."""
@@ -457,6 +460,71 @@ def beside_build(plane: DataPlane) -> dict[str, Any]:
         "ratio_p50": round(quantile_ms(beside.visible, 0.5) / quantile_ms(alone.visible, 0.5), 1),
         "ratio_p99": round(quantile_ms(beside.visible, 0.99) / quantile_ms(alone.visible, 0.99), 1),
     }
+
+
+# -- projectors ahead of an indexer --------------------------------------------------------------
+
+
+@contextmanager
+def stalled(indexer: psutil.Process) -> Iterator[None]:
+    """Let an indexer write nothing, as on a full disk: it reads on, and can apply nothing."""
+    before = indexer.rlimit(psutil.RLIMIT_FSIZE)
+    indexer.rlimit(psutil.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        indexer.rlimit(psutil.RLIMIT_FSIZE, before)
+
+
+def run_ahead(plane: DataPlane) -> dict[str, Any]:
+    """Change documents while one indexer can apply nothing: its memory, and how it catches up."""
+    plane.ready()
+    prepared = list(blocks(changes(plane, PREPARED, SEED + 3), LINES))
+    indexer = plane.cluster.of_kind("indexer")[0]
+    before, numbers = rss_mib(indexer), count()
+    memory: list[float] = []
+    began = time.perf_counter()
+
+    def write() -> None:
+        store = Caller(plane.cluster.store)
+        while time.perf_counter() - began < AHEAD_S:
+            plane.write(prepared[next(numbers) % len(prepared)], store)
+
+    with stalled(indexer), ThreadPoolExecutor(2) as writers:
+        writing = [writers.submit(write) for _ in range(2)]
+        while not all(one.done() for one in writing):
+            time.sleep(PROBE_S)
+            memory.append(rss_mib(indexer))
+        for one in writing:
+            one.result()
+    written, lifted = next(numbers) * LINES, time.perf_counter()
+    vector = plane.vector(plane.store)
+    asked = {"limit": 1, "consistency": {"at_least": {"vbuckets": vector}}}
+    while True:
+        try:
+            plane.scan(BY_EMAIL, asked)
+            break
+        except RuntimeError:
+            if time.perf_counter() - lifted > BUILD_TIMEOUT_S:
+                raise
+    caught_up_s = time.perf_counter() - lifted
+    third = len(memory) // 3
+    return {
+        "stalled_s": round(lifted - began, 1),
+        "mutations": written,
+        "rss_mib": {
+            "before": before,
+            "most_in_the_first_third": max(memory[:third]),
+            "most": max(memory),
+            "afterwards": rss_mib(indexer),
+        },
+        "caught_up_s": round(caught_up_s, 1),
+        "caught_up_per_second": round(written / caught_up_s),
+    }
+
+
+def rss_mib(process: psutil.Process) -> float:
+    return round(process.memory_info().rss / 2**20, 1)
 
 
 def _quantiles(seconds: Sequence[float]) -> dict[str, float]:

@@ -16,6 +16,7 @@ in the queue (`log_witness`).
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -69,6 +70,9 @@ ITEM_BYTES = 320
 """So many items may wait, each of so many bytes: 10 MiB. Larger ones count as several."""
 
 MESSAGES_MAX = 64
+FULL = MESSAGES_MAX - STREAM_PARTITIONS
+"""So many messages are not all that there was: ends of partitions are among what is taken."""
+
 GROUP_ITEMS = 4_096
 """So many items, about, are put into the queue at once."""
 
@@ -345,7 +349,7 @@ class MutationReader:
         self._well()
         while self._is_current() and needed.stands and not self._witness.is_in_doubt:
             messages = self._next(reader)
-            if self._hand_over(messages) and 0 < len(messages) < MESSAGES_MAX:
+            if self._hand_over(messages) and 0 < len(messages) < FULL:
                 self._stopping.wait(self._gathering.wait_s)
             needed = self._needed()
         return bool(needed.stands) and not self._stopping.is_set()
@@ -449,7 +453,7 @@ class MutationReader:
         """
         group: list[Read] = []
         passed: dict[int, Position] = {}
-        items = passed_on = 0
+        items, due = 0, GROUP_ITEMS
         for message in messages:
             if self._is_doubtful(message):
                 break
@@ -463,12 +467,11 @@ class MutationReader:
                 items += len(one.items)
             if one is not None:
                 group.append(one)
-            if items >= GROUP_ITEMS:
+            if items >= due:
                 if not self._put(*group):
                     return False
-                passed_on += items
-                group, items = [], 0
-        self._gathering.passed(passed_on + items)
+                group, due = [], items + GROUP_ITEMS
+        self._gathering.passed(items, time.monotonic())
         return self._put(*group, *passed.values())
 
     def _is_doubtful(self, message: Message) -> bool:

@@ -59,8 +59,8 @@ WAITING_MAX = 256
 """So many scans may be waiting or reading at once."""
 
 POLL_S, POLL_S_MAX, POLL_GROWTH = 0.005, 0.05, 1.25
-"""A scan that waits looks again when something was applied, and after this: the longer it has
-waited, the less often."""
+"""A scan that waits looks again after this, and the longer it has waited, the less often; one of a
+small page also when something was applied."""
 
 SMALL = 128
 """Pages of so many entries are read in the loop: to hand one to a thread takes as long, and three
@@ -426,16 +426,21 @@ class ScanServer:
         try:
             while True:
                 seen = self.waiting.changes
+                is_small = not (scan.limit > SMALL or scan.count or self._is_slow())
                 try:
-                    if scan.limit > SMALL or scan.count or self._is_slow():
-                        return await self._aside(lambda: self._read(scan))
-                    return self._read_here(scan)
+                    if is_small:
+                        return self._read_here(scan)
+                    return await self._aside(lambda: self._read(scan))
                 except ScanRefused as refusal:
                     left_s = deadline - time.monotonic()
                     passes = refusal.code in PASSING or isinstance(refusal, Unsettled)
                     if not passes or left_s < POLL_S:
                         raise
-                await self.waiting.wait(seen, min(pause_s, left_s))
+                if is_small:
+                    await self.waiting.wait(seen, min(pause_s, left_s))
+                else:
+                    # There are few threads for it: these look again every now and then only.
+                    await asyncio.sleep(min(pause_s, left_s))
                 pause_s = min(pause_s * POLL_GROWTH, POLL_S_MAX)
         finally:
             self._busy -= 1

@@ -20,6 +20,10 @@ class Waiting:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[asyncio.Future[None], None] = {}
 
+    def __len__(self) -> int:
+        """Return how many wait."""
+        return len(self._waiting)
+
     def begin(self) -> None:
         """Who waits will do so in this loop, which runs."""
         self._loop = asyncio.get_running_loop()

@@ -147,9 +147,9 @@ class Line:
     def flush(self) -> None:
         """Send what waits."""
         self.router.flush()
-        self.gathering.passed(self.router.documents - self.gathered)
-        self.gathered = self.router.documents
         self.flushed_s, self.waits = time.monotonic(), False
+        self.gathering.passed(self.router.documents - self.gathered, self.flushed_s)
+        self.gathered = self.router.documents
 
 
 @dataclass(slots=True)

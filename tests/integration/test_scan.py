@@ -39,7 +39,7 @@ from coordinator.http.server import HttpServer
 from indexer_sim.scans import api
 from indexer_sim.scans.api import SMALL, ScanRefused, Unsettled
 from tests.integration.cluster import JSON, wait_until
-from tests.integration.scans import START_S, Fleet, Rows, eventually, expected
+from tests.integration.scans import START_S, Fleet, Rows, StoredReading, eventually, expected
 
 pytestmark = pytest.mark.integration
 
@@ -500,24 +500,58 @@ def test_a_scan_waits_until_the_indexer_has_come_so_far(fleet: Fleet, http: http
     thread.join()
 
 
+@pytest.mark.parametrize("while_looking", [False, True])
 def test_a_scan_that_waits_looks_again_when_something_was_applied(
-    fleet: Fleet, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, while_looking: bool
 ) -> None:
     """Not only when it has waited for a while, which would be half a minute here."""
     monkeypatch.setattr(api, "POLL_S", 30.0)
-    index, reading = fleet.index("a", slices=1), fleet.readings[1]
+    index, reading, server = fleet.index("a", slices=1), fleet.readings[1], fleet.servers[1]
     vector = {"at_least": {"vbuckets": {"0": [2**64 - 1, 10]}}}
+    looking = threading.Event()
 
     def arrive() -> None:
-        wait_until(lambda: reading.scans, "it was looked at")
+        assert looking.wait(START_S)
         fleet.fill(index, [((1,), "d")])
         reading.seqno = 10
-        fleet.servers[1].waiting.changed()
+        server.waiting.changed()
 
+    def view(*asked: Any, **more: Any) -> Any:
+        first = not looking.is_set()
+        try:
+            return StoredReading.view(reading, *asked, **more)
+        finally:
+            looking.set()
+            if first and while_looking:
+                thread.join()
+
+    monkeypatch.setattr(reading, "view", view)
     thread = eventually(arrive)
-    assert ids(scan(http, index, consistency=vector, timeout_ms=60_000)) == ["d"]
+    asked = {"limit": 10, "consistency": vector, "timeout_ms": 60_000}
+    began_s = time.monotonic()
+    assert ids(scan(http, index, **asked)) == ["d"]
     thread.join()
     assert reading.scans == 2
+    assert time.monotonic() - began_s < api.POLL_S
+
+
+def test_a_scan_of_a_large_page_that_waits_looks_again_now_and_then_only(
+    fleet: Fleet, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are few threads for it: who waits must not take all their time."""
+    index, reading, server = fleet.index("a", slices=1), fleet.readings[1], fleet.servers[1]
+    vector = {"at_least": {"vbuckets": {"0": [2**64 - 1, 10]}}}
+    monkeypatch.setattr(api, "POLL_S", 0.5)
+    monkeypatch.setattr(api, "POLL_S_MAX", 0.5)
+
+    def view(*asked: Any, **more: Any) -> Any:
+        server.waiting.changed()
+        return StoredReading.view(reading, *asked, **more)
+
+    monkeypatch.setattr(reading, "view", view)
+    asked = {"limit": SMALL + 1, "consistency": vector, "timeout_ms": 1_800}
+    assert refusal(http, index, **asked) == (504, "timestamp_not_reached")
+    assert reading.scans <= 4
 
 
 def replaced(fleet: Fleet, first: Index) -> tuple[Index, threading.Thread]:

@@ -14,8 +14,12 @@ from coordinator.kafka.stall_detector import StallDetector
 from coordinator.kafka.topics import MUTATIONS, topic_name
 from coordinator.runtime.threads import Threads
 from indexer_sim.bucket.entries import NO_EPOCH
+from indexer_sim.pipeline import mutation_reader
 from indexer_sim.pipeline.log_witness import LogWitness, Voucher
 from indexer_sim.pipeline.mutation_reader import (
+    GROUP_ITEMS,
+    PACE_MOST_S,
+    PACE_S,
     Delivery,
     Lost,
     MutationQueue,
@@ -203,3 +207,50 @@ def test_what_was_forgotten_takes_no_room() -> None:
     assert (queue.waiting, queue.free) == (3, free - 3)
     queue.clear()
     assert (queue.waiting, queue.free) == (0, free)
+
+
+# -- how much is read at once --------------------------------------------------------------------
+
+
+def delivery(items: int) -> Any:
+    return SimpleNamespace(items=items)
+
+
+def hand_over(reader: MutationReader, monkeypatch: pytest.MonkeyPatch, *turns: list[int]) -> float:
+    """Hand over records of so many items, turn by turn, 20 ms apart; return the next wait."""
+    now_s = 10.0
+    head = make_key_versions(1)
+
+    def said(message: Any) -> Delivery:
+        return Delivery(0, Offset(1), head, [Item(SYNC, 0, Seqno(1))] * message.items)
+
+    monkeypatch.setattr(reader, "_is_doubtful", lambda _: False)
+    monkeypatch.setattr(reader, "_betrayed", lambda _: [])
+    monkeypatch.setattr(reader, "_said", said)
+    monkeypatch.setattr(mutation_reader.time, "monotonic", lambda: now_s)
+    for turn in turns:
+        now_s += 0.02
+        reader._epoch = reader._needed().epoch
+        reader._queue.clear()
+        assert reader._hand_over(map(delivery, turn))
+    return reader._gathering.wait_s
+
+
+def test_the_more_comes_the_longer_it_is_gathered(
+    reader: MutationReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hand_over(reader, monkeypatch, *[[10]] * 20) == PACE_S
+    assert hand_over(reader, monkeypatch, *[[1_000]] * 20) == PACE_MOST_S
+    assert hand_over(reader, monkeypatch, *[[10]] * 3) == PACE_S
+
+
+def test_the_ends_of_partitions_do_not_make_it_read_sooner(
+    reader: MutationReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hand_over(reader, monkeypatch, *[[1_000], []] * 20) == PACE_MOST_S
+
+
+def test_what_is_put_into_the_queue_in_pieces_counts(
+    reader: MutationReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hand_over(reader, monkeypatch, *[[GROUP_ITEMS]] * 20) == PACE_MOST_S

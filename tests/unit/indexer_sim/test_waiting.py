@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from pathlib import Path
 
+from indexer_sim.pipeline.mutation_reader import Follows, Queued
+from indexer_sim.process import Indexer, Options
 from indexer_sim.scans.waiting import WOKEN_MAX, Waiting
 
-LONG_S = 60.0
+LONG_S = 30.0
 
 
 def test_a_change_wakes_who_waits() -> None:
@@ -38,8 +42,7 @@ def test_who_has_waited_long_enough_looks_again_and_leaves_nothing_behind() -> N
         waiting = Waiting()
         waiting.begin()
         await waiting.wait(waiting.changes, 0.001)
-        waiting.changed()  # Wakes nobody, and nobody is there to be woken.
-        await asyncio.sleep(0)
+        assert not len(waiting)
 
     asyncio.run(run())
 
@@ -69,13 +72,35 @@ def test_of_many_that_wait_some_look_again_each_time_in_turn() -> None:
 
 
 def test_a_change_after_the_end_of_the_loop_is_for_nobody() -> None:
-    waiting = Waiting()
+    waiting, loop = Waiting(), asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # It complains of who is left.
 
-    async def run() -> None:
+    async def begin() -> None:
         waiting.begin()
-        waits = asyncio.create_task(waiting.wait(waiting.changes, LONG_S))
-        await asyncio.sleep(0)
-        waits.cancel()
 
-    asyncio.run(run())
+    loop.run_until_complete(begin())
+    left = loop.create_task(waiting.wait(waiting.changes, LONG_S))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    assert len(waiting) == 1
     waiting.changed()
+    assert not left.done()
+
+
+def test_scans_of_an_indexer_hear_what_its_applier_applies(tmp_path: Path) -> None:
+    options = Options(
+        indexer=1, cluster="c", bootstrap_servers="127.0.0.1:1", data_dir=tmp_path / "1"
+    )
+    indexer = Indexer(options, threading.Event())
+    try:
+        indexer.data.queue.put([Queued(indexer.storage.epoch, Follows("T"))], 1)
+        indexer.data.applier.start()
+        deadline_s = time.monotonic() + LONG_S
+        while not indexer.scans.waiting.changes and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        assert indexer.scans.waiting.changes
+    finally:
+        indexer.data.applier.end()
+        indexer.data.applier.join()
+        indexer.scans.stop()
+        indexer.storage.close()
