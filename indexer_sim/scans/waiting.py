@@ -19,6 +19,8 @@ class Waiting:
         """How often something was applied."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[asyncio.Future[None], None] = {}
+        self._wakes = False
+        """Some are about to be woken."""
 
     def __len__(self) -> int:
         """Return how many wait."""
@@ -31,7 +33,8 @@ class Waiting:
     def changed(self) -> None:
         """Something was applied. For any thread."""
         self.changes += 1
-        if self._waiting and self._loop is not None:
+        if self._waiting and self._loop is not None and not self._wakes:
+            self._wakes = True
             with suppress(RuntimeError):  # The loop has ended, and nobody waits.
                 self._loop.call_soon_threadsafe(self._wake)
 
@@ -49,6 +52,7 @@ class Waiting:
             self._waiting.pop(waiter, None)
 
     def _wake(self) -> None:
+        self._wakes = False
         for waiter in tuple(islice(self._waiting, WOKEN_MAX)):
             del self._waiting[waiter]
             if not waiter.done():

@@ -6158,4 +6158,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "            lambda: None,\n",
         "tests/unit/indexer_sim/test_waiting.py",
     ),
+    Mutant(
+        "each-change-while-the-loop-was-busy-wakes-others",
+        "indexer_sim/scans/waiting.py",
+        " and not self._wakes:",
+        ":",
+        "tests/unit/indexer_sim/test_waiting.py",
+    ),
+    Mutant(
+        "scans-are-woken-once-only",
+        "indexer_sim/scans/waiting.py",
+        "        self._wakes = False\n        for",
+        "        for",
+        "tests/unit/indexer_sim/test_waiting.py",
+    ),
 )

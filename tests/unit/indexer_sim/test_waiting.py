@@ -71,6 +71,24 @@ def test_of_many_that_wait_some_look_again_each_time_in_turn() -> None:
     asyncio.run(run())
 
 
+def test_changes_while_the_loop_was_busy_wake_as_many_as_one() -> None:
+    async def run() -> None:
+        waiting = Waiting()
+        waiting.begin()
+        scans = [
+            asyncio.create_task(waiting.wait(waiting.changes, LONG_S)) for _ in range(2 * WOKEN_MAX)
+        ]
+        await asyncio.sleep(0)
+        for left in (WOKEN_MAX, 0):
+            for _ in range(3):
+                waiting.changed()
+            await asyncio.sleep(0.01)
+            assert len(waiting) == left
+        await asyncio.gather(*scans)
+
+    asyncio.run(run())
+
+
 def test_a_change_after_the_end_of_the_loop_is_for_nobody() -> None:
     waiting, loop = Waiting(), asyncio.new_event_loop()
     loop.set_exception_handler(lambda *_: None)  # It complains of who is left.
