@@ -72,8 +72,7 @@ class Cluster:
         found: dict[str, list[float]] = {}
         for kind, child in self._children():
             with contextlib.suppress(psutil.NoSuchProcess):
-                rss = child.memory_info().rss / 2**20
-                found.setdefault(kind, []).append(round(rss, 1))
+                found.setdefault(kind, []).append(rss_mib(child))
         return found
 
     def cpu_s(self) -> dict[str, float]:
@@ -96,6 +95,11 @@ class Cluster:
                 kind = next((kind for needle, kind in KINDS.items() if needle in line), None)
                 if kind is not None:
                     yield kind, child
+
+
+def rss_mib(process: psutil.Process) -> float:
+    """Return the resident memory of a process."""
+    return round(process.memory_info().rss / 2**20, 1)
 
 
 def free_ports(count: int) -> int:

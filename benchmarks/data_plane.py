@@ -13,17 +13,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException
 from itertools import count, islice
 from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
-import psutil
 
 from benchmarks.baselines import IndexSpec, Sqlite, bulk_write
-from benchmarks.cluster import Cluster
+from benchmarks.cluster import Cluster, rss_mib
 from benchmarks.commit import quantile_ms
 from coordinator.client.client import Client
 from coordinator.client.scanning import LineBuffer
@@ -32,6 +30,7 @@ from coordinator.core.keys.scan_pages import ENTRIES_MAX, unpack
 from coordinator.core.keys.scans import cover_of
 from projector_sim.kv.generator import Generator
 from projector_sim.kv.layout import Change
+from tests.support.limits import file_size_limit
 
 DOCUMENTS = int(os.environ.get("BENCH_DOCUMENTS", "1000000"))
 SEED = 15
@@ -60,7 +59,6 @@ PROBE_S = 0.2
 MODEST_PER_SECOND, MODEST_ROUNDS = 2_000, 500
 BLOCK_LINES, SMALL_BLOCK_LINES = 100, 25
 """A modest load comes 20 times a second, or 80 times."""
-
 
 RANGES, RANGE_ROWS, WARM_UP = 500, 10, 50
 PAGE_ROWS = 10_000
@@ -465,19 +463,11 @@ def beside_build(plane: DataPlane) -> dict[str, Any]:
 # -- projectors ahead of an indexer --------------------------------------------------------------
 
 
-@contextmanager
-def stalled(indexer: psutil.Process) -> Iterator[None]:
-    """Let an indexer write nothing, as on a full disk: it reads on, and can apply nothing."""
-    before = indexer.rlimit(psutil.RLIMIT_FSIZE)
-    indexer.rlimit(psutil.RLIMIT_FSIZE, (0, before[1]))
-    try:
-        yield
-    finally:
-        indexer.rlimit(psutil.RLIMIT_FSIZE, before)
-
-
 def run_ahead(plane: DataPlane) -> dict[str, Any]:
-    """Change documents while one indexer can apply nothing: its memory, and how it catches up."""
+    """Change documents while one indexer can apply nothing: its memory, and how it catches up.
+
+    It can write nothing, as on a full disk, and reads on.
+    """
     plane.ready()
     prepared = list(blocks(changes(plane, PREPARED, SEED + 3), LINES))
     indexer = plane.cluster.of_kind("indexer")[0]
@@ -490,7 +480,7 @@ def run_ahead(plane: DataPlane) -> dict[str, Any]:
         while time.perf_counter() - began < AHEAD_S:
             plane.write(prepared[next(numbers) % len(prepared)], store)
 
-    with stalled(indexer), ThreadPoolExecutor(2) as writers:
+    with file_size_limit(0, indexer.pid), ThreadPoolExecutor(2) as writers:
         writing = [writers.submit(write) for _ in range(2)]
         while not all(one.done() for one in writing):
             time.sleep(PROBE_S)
@@ -521,10 +511,6 @@ def run_ahead(plane: DataPlane) -> dict[str, Any]:
         "caught_up_s": round(caught_up_s, 1),
         "caught_up_per_second": round(written / caught_up_s),
     }
-
-
-def rss_mib(process: psutil.Process) -> float:
-    return round(process.memory_info().rss / 2**20, 1)
 
 
 def _quantiles(seconds: Sequence[float]) -> dict[str, float]:

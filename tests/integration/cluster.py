@@ -55,6 +55,7 @@ from coordinator.kafka.topics import (
 )
 from coordinator.node.store import Store
 from tests.integration.preloaded import PRELOADED, Spawned
+from tests.support import limits
 from tests.support.ports import reserve_port
 
 T = TypeVar("T")
@@ -214,8 +215,7 @@ class Child:
 
     def limit_file_size(self, limit_bytes: int = resource.RLIM_INFINITY) -> None:
         """Limit what the running process may write to one file: the kernel refuses the rest."""
-        _, most = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (limit_bytes, most))
+        limits.limit_file_size(self.pid, limit_bytes)
 
     def fill_disk(self) -> None:
         """Write until the file system of the folder is full."""

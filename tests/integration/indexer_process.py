@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import resource
 import signal
 import sys
 import time
@@ -36,6 +35,7 @@ from coordinator.kafka.topics import (
     topic_name,
 )
 from tests.integration.preloaded import PRELOADED
+from tests.support import limits
 from tests.support.indexes import make_index
 
 DEADLINE_S = 90.0
@@ -210,8 +210,7 @@ class Process:
 
     def limit_file_size(self, limit_bytes: int) -> None:
         """Limit what the process may write to one file, as the kernel does for a full disk."""
-        _, most = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (limit_bytes, most))
+        limits.limit_file_size(self.process.pid, limit_bytes)
 
     def stop(self) -> float:
         """Ask it to stop; return the seconds that it took."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 import struct
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +61,7 @@ from indexer_sim.pipeline.mutation_reader import (
 from indexer_sim.scans.api import ScanRefused, Wanted
 from indexer_sim.scans.reader import StorageReading
 from tests.support.indexes import make_sync
+from tests.support.limits import file_size_limit
 
 BRANCH = 9
 ENDS = {0: 100, 1: 100, 2: 100, 3: 100}
@@ -176,16 +175,6 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path)
     yield made
     made.storage.close()
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 # -- applying ------------------------------------------------------------------------------------
@@ -375,7 +364,7 @@ def test_a_full_disk_delays_what_is_applied_and_nothing_is_lost(bench: Bench) ->
         target=bench.feed,
         args=(record(MAINTENANCE, upsert(1, b"x")), record(MAINTENANCE, upsert(2, b"y"))),
     )
-    with full_disk():
+    with file_size_limit(0):
         worker.start()
         while not bench.problems:
             worker.join(0.01)
@@ -422,7 +411,7 @@ def test_an_index_that_is_released_while_the_disk_is_full_stays_released(bench: 
     bench.built()
     bench.storage.allocate("b", 2, frozenset({0}), b"")
     worker = threading.Thread(target=bench.feed, args=(record(MAINTENANCE, upsert(1, b"x")),))
-    with full_disk():
+    with file_size_limit(0):
         worker.start()
         while not bench.problems:
             worker.join(0.01)
